@@ -1,0 +1,38 @@
+# Two commands do everything: `make search` and `make test`. Both set up .venv on first use.
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.10 python3))
+BIN := .venv/bin
+CONFIG ?= configs/petridish.yml
+
+.PHONY: search test test-all lint format benchmark clean
+
+search: .venv/installed
+	$(BIN)/nni-petridish run $(CONFIG)
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: .venv/installed
+	$(BIN)/python benchmarks/weak_learning.py
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# The mark is made last, so that an interrupted installation is done again.
+.venv/installed: setup.cfg pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.10 to 3.12 is needed but none was found."; exit 1; }
+	@echo "Setting up .venv with $(PYTHON): a few minutes, once."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	@touch $@

@@ -1,0 +1,63 @@
+"""The size of a network: parameters and multiply-adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nni_petridish.grow import candidate_parameters
+
+
+def count_parameters(net: nn.Module) -> int:
+    """Count the parameters of a network.
+
+    What is there for training only does not count: the auxiliary head and attached candidates.
+    """
+    auxiliary = getattr(net, "auxiliary", None)
+    scaffold = candidate_parameters(net) + list(auxiliary.parameters() if auxiliary else [])
+    left_out = {id(parameter) for parameter in scaffold}
+    return sum(p.numel() for p in net.parameters() if id(p) not in left_out)
+
+
+def count_multiply_adds(net: nn.Module, image_shape: Sequence[int]) -> int:
+    """Count the multiply-adds of convs and linears for one image.
+
+    A conv costs ``C_in · C_out · k² · H · W / groups``; batch norm, pooling, activations and
+    additions cost nothing. Candidates and the auxiliary head do not run at test time.
+
+    Parameters
+    ----------
+    net
+        The network; it runs once, in eval mode, and is left as it was.
+    image_shape
+        (channels, height, width) of one input.
+    """
+    total = 0
+
+    def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        nonlocal total
+        if isinstance(module, nn.Conv2d):
+            kernel_height, kernel_width = module.kernel_size
+            taps = kernel_height * kernel_width * module.in_channels // module.groups
+        else:
+            assert isinstance(module, nn.Linear)
+            taps = module.in_features
+        total += taps * output.numel()
+
+    counted = [m for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    handles = [module.register_forward_hook(count) for module in counted]
+    training = net.training
+    parameter = next(net.parameters())
+    image = torch.zeros((1, *image_shape), device=parameter.device, dtype=parameter.dtype)
+    try:
+        net.eval()
+        with torch.no_grad():
+            net(image)
+    finally:
+        net.train(training)
+        for handle in handles:
+            handle.remove()
+    return total

@@ -1,0 +1,35 @@
+"""The exceptions of this package: one family, so that one ``except`` catches them all."""
+
+from __future__ import annotations
+
+
+class PetridishError(ValueError):
+    """Base of every error raised on purpose by this package; its text is one clear line."""
+
+
+class GenotypeError(PetridishError):
+    """A genotype is malformed, or does not fit the space it is built in."""
+
+
+class ConfigError(PetridishError):
+    """A setting has a value that is not allowed."""
+
+
+class DataError(PetridishError):
+    """A data set is unknown, missing or does not fit."""
+
+
+class GrowthError(PetridishError):
+    """A network cannot be grown the way it was asked to."""
+
+
+class GalleryError(PetridishError):
+    """A gallery, or a model in it, is missing, damaged or of another search."""
+
+
+class SearchError(PetridishError):
+    """The search was told something that contradicts what it knows."""
+
+
+class TrainingError(PetridishError):
+    """Training broke down, for instance by a loss that is not finite."""

@@ -1,0 +1,159 @@
+"""How a network is trained: the paper's recipe as one dataclass, and what differs per data set."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from nni_petridish.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The paper's CIFAR-10 recipe; the reason stands beside each value.
+
+    Examples
+    --------
+    >>> Recipe(epochs=200).learning_rate(step=50, total=100, steps_per_epoch=1)
+    0.0125
+    >>> Recipe.named("digits", epochs=5).flip
+    False
+    """
+
+    # Weak learning 80 and finalisation 80; the seed model 200, the final training 600.
+    epochs: int = 80
+    batch_size: int = 32
+    # "decays from 0.025 to 0 in cosine decay"
+    lr: float = 0.025
+    lr_min: float = 0.0
+    # cosine: per step, to lr_min; exponential: lr times `lr_decay` per epoch (the ImageNet runs).
+    schedule: str = "cosine"
+    lr_decay: float = 0.97
+    momentum: float = 0.9
+    # The authors' code; the paper does not say. Never on α and η: L1 alone decides on α.
+    weight_decay: float = 2e-4
+    # Largest norm of the gradient: of the network's, and of the candidates' on its own.
+    clip: float = 5.0
+    # "the standard CIFAR-10 cut-out": side of the square, 0 = off.
+    cutout: int = 16
+    # The standard CIFAR-10 augmentation: 4 pixels of padding, then a random crop and a flip.
+    crop_padding: int = 4
+    flip: bool = True
+    # "drop-path with probability 0.6": of keeping the deepest path at the end of training.
+    drop_path_keep: float = 0.6
+    label_smoothing: float = 0.0
+    # Weight of the auxiliary head's loss, if the network has one (final training, as in DARTS).
+    auxiliary_weight: float = 0.4
+    # bfloat16 on CUDA. It needs no loss scaling, which would distort the L1 term added to α.
+    amp: bool = False
+    # auto = cuda if there is one.
+    device: str = "auto"
+    # The memory order in which depthwise and 1x1 convolutions are fastest, on CPUs too.
+    channels_last: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1), ("cutout", 0), ("crop_padding", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(
+                    f"{name} must be a whole number of at least {least} but got {value!r}."
+                )
+        limits: tuple[tuple[str, float, bool, float, bool], ...] = (
+            # name, lower limit, itself allowed, upper limit, itself allowed
+            ("lr", 0, False, math.inf, False),
+            ("lr_min", 0, True, math.inf, False),
+            ("lr_decay", 0, False, 1, True),
+            ("momentum", 0, True, 1, False),
+            ("weight_decay", 0, True, math.inf, False),
+            ("clip", 0, False, math.inf, True),
+            ("drop_path_keep", 0, False, 1, True),
+            ("label_smoothing", 0, True, 1, False),
+            ("auxiliary_weight", 0, True, math.inf, False),
+        )
+        for name, low, low_allowed, high, high_allowed in limits:
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not (
+                low < value < high
+                or (low_allowed and value == low)
+                or (high_allowed and value == high)
+            ):
+                interval = (
+                    f"{'[' if low_allowed else '('}{low}, {high}{']' if high_allowed else ')'}"
+                )
+                raise ConfigError(f"{name} must be a number in {interval} but got {value!r}.")
+        if self.lr_min > self.lr:
+            raise ConfigError(f"lr_min must be at most lr ({self.lr}) but got {self.lr_min}.")
+        choices: tuple[tuple[str, tuple[object, ...]], ...] = (
+            ("schedule", ("cosine", "exponential")),
+            ("device", ("auto", "cpu", "cuda")),
+            ("flip", (False, True)),
+            ("amp", (False, True)),
+            ("channels_last", (False, True)),
+        )
+        for name, allowed in choices:
+            value = getattr(self, name)
+            # By type as well: 1 == True, but `flip: 1` is a slip.
+            if not any(type(value) is type(choice) and value == choice for choice in allowed):
+                names = ", ".join(map(str, allowed))
+                raise ConfigError(f"{name} must be one of {names} but got {value!r}.")
+
+    @classmethod
+    def named(cls, data: str, **changes: Any) -> Recipe:
+        """Return the recipe for a data set (see `DIFFERENCES`), with `changes` made to it."""
+        if data not in DIFFERENCES:
+            raise ConfigError(f"a recipe must be one of {', '.join(DIFFERENCES)} but got {data!r}.")
+        known = {field.name for field in fields(cls)}
+        for name in changes:
+            if name not in known:
+                raise ConfigError(f"a recipe has {', '.join(sorted(known))} but got {name!r}.")
+        return cls(**{**DIFFERENCES[data], **changes})
+
+    def learning_rate(self, step: int, total: int, steps_per_epoch: int) -> float:
+        """Return the learning rate of a step, counted from 0, out of `total`."""
+        if self.schedule == "exponential":
+            return max(self.lr_min, self.lr * self.lr_decay ** (step // steps_per_epoch))
+        return self.lr_min + (self.lr - self.lr_min) * (1 + math.cos(math.pi * step / total)) / 2
+
+    def check_image(self, image_shape: tuple[int, int, int]) -> None:
+        """Raise `ConfigError` if the augmentation would leave nothing of such an image."""
+        side = min(image_shape[1:])
+        for name in ("cutout", "crop_padding"):
+            if getattr(self, name) >= side:
+                raise ConfigError(
+                    f"{name} must be below the image's side ({side}) but got {getattr(self, name)}."
+                )
+
+
+#: What differs from the CIFAR-10 recipe, by name of the data set.
+DIFFERENCES: dict[str, dict[str, Any]] = {
+    "cifar10": {},
+    "cifar100": {},
+    # A mirrored digit is another sign, half an 8x8 image no digit; short runs of small networks
+    # overfit too little for drop-path to pay.
+    "digits": {
+        "epochs": 10,
+        "cutout": 0,
+        "crop_padding": 1,
+        "flip": False,
+        "drop_path_keep": 1.0,
+    },
+    "mnist": {"cutout": 0, "crop_padding": 2, "flip": False},
+    # Clothes fill the image: a hole of a quarter of the side, the usual choice here.
+    "fashion_mnist": {"cutout": 8, "crop_padding": 2},
+    # ImageNet, as in the paper's transfer; crop and flip are made where the files are read.
+    # Label smoothing and no drop-path: DARTS's ImageNet recipe, which the paper follows.
+    "image_folder": {
+        "epochs": 250,
+        "batch_size": 128,
+        "lr": 0.1,
+        "schedule": "exponential",
+        "weight_decay": 3e-5,
+        "cutout": 0,
+        "crop_padding": 0,
+        "flip": False,
+        "drop_path_keep": 1.0,
+        "label_smoothing": 0.1,
+    },
+}

@@ -1,0 +1,7 @@
+"""Spaces that Petridish can grow in."""
+
+from __future__ import annotations
+
+from search_spaces.vision import VisionSpace
+
+__all__ = ["VisionSpace"]

@@ -1,0 +1,173 @@
+"""The unary operations of the vision space, as in DARTS.
+
+``make_op(name, channels, stride, affine=False)`` makes a candidate: its output is normalised by a
+batch norm without affine parameters, so that |α| compares across candidates. With ``affine=True``
+it is an ordinary layer (the seed's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nni_petridish.errors import GenotypeError
+from nni_petridish.genotype import VISION_OPS
+
+
+def _separable(
+    channels: int, kernel: int, stride: int, dilation: int, affine: bool
+) -> nn.Sequential:
+    """ReLU, depthwise conv, pointwise conv, batch norm."""
+    padding = dilation * (kernel - 1) // 2
+    return nn.Sequential(
+        nn.ReLU(),
+        nn.Conv2d(
+            channels, channels, kernel, stride, padding, dilation, groups=channels, bias=False
+        ),
+        nn.Conv2d(channels, channels, 1, bias=False),
+        nn.BatchNorm2d(channels, affine=affine),
+    )
+
+
+def sep_conv(channels: int, kernel: int, stride: int, affine: bool) -> nn.Sequential:
+    """Separable conv, applied twice; only the first application is strided.
+
+    The inner batch norm is always affine (a ReLU follows it); the outer one is the normalisation.
+    """
+    return nn.Sequential(
+        *_separable(channels, kernel, stride, 1, affine=True),
+        *_separable(channels, kernel, 1, 1, affine),
+    )
+
+
+def dil_conv(channels: int, kernel: int, stride: int, affine: bool) -> nn.Sequential:
+    """Dilated separable conv (dilation 2), applied once."""
+    return _separable(channels, kernel, stride, 2, affine)
+
+
+def _pool(kind: str, channels: int, stride: int, affine: bool) -> nn.Sequential:
+    pool = (
+        nn.MaxPool2d(3, stride, 1)
+        if kind == "max"
+        else nn.AvgPool2d(3, stride, 1, count_include_pad=False)
+    )
+    return nn.Sequential(pool, nn.BatchNorm2d(channels, affine=affine))
+
+
+class FactorizedReduce(nn.Module):
+    """Halve the resolution without losing pixels: ReLU, two strided 1x1 convs, batch norm.
+
+    One conv reads the even pixels, the other the odd ones (both phases), and their outputs are
+    concatenated. Odd sizes round up, as a strided 3x3 conv with padding 1 does.
+    """
+
+    def __init__(self, c_in: int, c_out: int, affine: bool = True) -> None:
+        super().__init__()
+        self.even = nn.Conv2d(c_in, c_out // 2, 1, bias=False)
+        self.odd = nn.Conv2d(c_in, c_out - c_out // 2, 1, bias=False)
+        self.norm = nn.BatchNorm2d(c_out, affine=affine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x at half the resolution."""
+        # The phases are sliced, not strided over by the convs: the weight gradient of a strided 1x1
+        # conv in channels_last corrupts memory at few channels in torch 2.15 on the CPU.
+        x = F.relu(x)
+        even, odd = x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]
+        odd = F.pad(odd, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
+        return self.norm(torch.cat([self.even(even), self.odd(odd)], dim=1))
+
+
+def project(c_in: int, c_out: int) -> nn.Sequential:
+    """ReLU, 1x1 conv, batch norm: brings an input to the width of a cell."""
+    return nn.Sequential(nn.ReLU(), nn.Conv2d(c_in, c_out, 1, bias=False), nn.BatchNorm2d(c_out))
+
+
+def _identity(channels: int, stride: int, affine: bool) -> nn.Module:
+    if stride == 1:
+        return nn.BatchNorm2d(channels, affine=affine)
+    return FactorizedReduce(channels, channels, affine)
+
+
+_MAKERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
+    "sep_conv_3x3": lambda c, stride, affine: sep_conv(c, 3, stride, affine),
+    "sep_conv_5x5": lambda c, stride, affine: sep_conv(c, 5, stride, affine),
+    "dil_conv_3x3": lambda c, stride, affine: dil_conv(c, 3, stride, affine),
+    "dil_conv_5x5": lambda c, stride, affine: dil_conv(c, 5, stride, affine),
+    "max_pool_3x3": lambda c, stride, affine: _pool("max", c, stride, affine),
+    "avg_pool_3x3": lambda c, stride, affine: _pool("avg", c, stride, affine),
+    "identity": _identity,
+}
+
+
+def make_op(name: str, channels: int, stride: int = 1, affine: bool = False) -> nn.Module:
+    """Make the operation ``name`` on ``channels`` channels, normalised at its end.
+
+    Parameters
+    ----------
+    name
+        One of `nni_petridish.genotype.VISION_OPS`.
+    channels
+        Its number of input and output channels.
+    stride
+        1, or 2 where it halves the resolution (identity: a factorized reduce).
+    affine
+        Whether the batch norm at the end has a scale and a shift; a candidate has none.
+    """
+    if name not in _MAKERS:
+        raise GenotypeError(f"op must be one of {', '.join(VISION_OPS)} but got {name!r}.")
+    return _MAKERS[name](channels, stride, affine)
+
+
+class ConcatProject(nn.Module):
+    """op_merge = proj(concat(...)), proj being a 1x1 conv and a batch norm back to x_k's width.
+
+    Parameters
+    ----------
+    channels
+        The width of x_k and of each shortcut.
+    n
+        How many shortcuts are merged.
+    weights
+        If given, proj starts as the sum weighted by them (its kernel is made of blocks α_c·I): the
+        weighted sum of weak learning is a special case of concatenation and projection.
+    """
+
+    def __init__(self, channels: int, n: int, weights: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(n * channels, channels, 1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        if weights is not None:
+            blocks = torch.cat([weight * torch.eye(channels) for weight in weights], dim=1)
+            with torch.no_grad():
+                self.conv.weight.copy_(blocks[:, :, None, None])
+
+    def forward(self, shortcuts: Sequence[Tensor]) -> Tensor:
+        """Return h."""
+        return self.norm(self.conv(torch.cat(list(shortcuts), dim=1)))
+
+
+class DropPath(nn.Module):
+    """Drop the whole branch for some of the images while training (stochastic depth).
+
+    ``keep`` is set from outside by the training recipe: 1 at the start.
+    """
+
+    keep: float
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with each image kept with probability ``keep`` and scaled by its inverse."""
+        if not self.training or self.keep >= 1.0:
+            return x
+        mask = torch.empty((x.shape[0], 1, 1, 1), dtype=x.dtype, device=x.device)
+        return x * mask.bernoulli_(self.keep).div_(self.keep)
+
+    def extra_repr(self) -> str:
+        """Show the probability to keep a branch."""
+        return f"keep={self.keep}"
