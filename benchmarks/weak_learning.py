@@ -34,7 +34,7 @@ from torch import Tensor, nn  # noqa: E402
 from nni_petridish import attach_candidates, finalize_candidates, sites  # noqa: E402
 from nni_petridish.weak_learner import JointWeakLearner  # noqa: E402
 from search_spaces import VisionSpace  # noqa: E402
-from search_spaces.vision import VisionNetwork  # noqa: E402
+from search_spaces.vision_network import VisionNetwork  # noqa: E402
 
 
 class PlainWeakLearner(nn.Module):

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from nni_petridish.errors import GrowthError
 from nni_petridish.genotype import MERGES, Genotype, Learner
+from nni_petridish.plan import WEAK_LEARNING
 from nni_petridish.schedules import check_l1
 from nni_petridish.weak_learner import (
-    WEAK_LEARNING,
     AlphaTable,
     JointWeakLearner,
     Schedule,
@@ -195,7 +195,7 @@ def _attach(site: Site, table: AlphaTable, weak_learning: str) -> JointWeakLearn
     missing = [source for source in site.sources if source not in site.adapters]
     made = {source: site.make_adapter(source) for source in missing}
     adapters = {source: adapter for source, adapter in made.items() if adapter is not None}
-    site.weak_learner = JointWeakLearner(table, ops, adapters, weak_learning)
+    site.weak_learner = site.make_weak_learner(table, ops, adapters, weak_learning)
     return site.weak_learner
 
 
@@ -209,7 +209,7 @@ def _finalize(site: Site, indices: Sequence[int], merge: str) -> WeakLearner:
             site.adapters[source] = candidates.adapters[source]
     learner = WeakLearner(
         shortcuts,
-        [candidates.ops[i] for i in indices],
+        [site.finish_op(candidates.ops[i]) for i in indices],
         site.make_merge(merge, weights, len(indices)),
         # Joint weak learning has already taken a step of this size along x_c.
         eta=0.0 if candidates.scale is None else float(candidates.scale.detach()),

@@ -15,49 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from nni_petridish.errors import ConfigError, GalleryError
+from nni_petridish.errors import GalleryError
 from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
 from nni_petridish.grow import alpha_tables, attach_candidates, finalize_candidates
-from nni_petridish.records import Growth, Outcome, check_number
-from nni_petridish.schedules import L1_SCHEDULES, L1Schedule
+from nni_petridish.plan import Plan
+from nni_petridish.records import Growth, Outcome
+from nni_petridish.schedules import L1Schedule
 from nni_petridish.task import Record, Task
 
 PHASES = ("seed", "weak", "final")
 """Training a seed model; weak learning; training after finalising."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long each phase lasts and in which variant; the numbers are the paper's for CIFAR-10.
-
-    Parameters
-    ----------
-    seed_epochs, weak_epochs, final_epochs
-        Epochs of a seed model, of weak learning, and after finalising.
-    l1_schedule
-        λ over weak learning: ``"constant"``, or a ramp ``"linear"`` or ``"cosine"`` up to λ.
-    weak_learning
-        ``"isolated"`` or ``"joint"``.
-    """
-
-    seed_epochs: int = 200
-    weak_epochs: int = 80
-    final_epochs: int = 80
-    l1_schedule: str = "constant"
-    weak_learning: str = "isolated"
-
-    def __post_init__(self) -> None:
-        for name in ("seed_epochs", "weak_epochs", "final_epochs"):
-            check_number(name, getattr(self, name), 1, whole=True)
-        for name, allowed in (
-            ("l1_schedule", L1_SCHEDULES),
-            ("weak_learning", ("isolated", "joint")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(allowed)} but got {getattr(self, name)!r}."
-                )
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,6 @@ from nni_petridish.genotype import Shortcut, learner_name
 Schedule = Callable[[int], float]
 """λ as a function of the number of backward passes since the candidates were attached."""
 
-WEAK_LEARNING = ("isolated", "joint")
-
 
 def stop_gradient(x: Tensor) -> Tensor:
     """sg(x): equal to x, but no gradient flows back (none is even computed)."""
@@ -334,6 +332,20 @@ class Site(nn.Module, ABC):
         """Make op_merge of n shortcuts; it starts as their sum weighted by ``weights`` if given."""
         return WeightedSum(weights if weights is not None else [1.0 / n] * n)
 
+    def make_weak_learner(
+        self,
+        table: AlphaTable,
+        ops: Sequence[nn.Module],
+        adapters: Mapping[str, nn.Module],
+        weak_learning: str,
+    ) -> JointWeakLearner:
+        """Make the union of the candidates; overridden where they can be computed together."""
+        return JointWeakLearner(table, ops, adapters, weak_learning)
+
+    def finish_op(self, op: nn.Module) -> nn.Module:
+        """Return what stays of a candidate's op once it is selected; by default all of it."""
+        return op
+
     def drop(self, shortcut: Shortcut, value: Tensor) -> Tensor:
         """Apply drop-path to the output of a finished shortcut; none by default."""
         return value
@@ -372,6 +384,6 @@ class Site(nn.Module, ABC):
         """
         for source, _ in shortcuts:
             self.need_adapter(source)
-        ops = [self.make_op(source, op) for source, op in shortcuts]
+        ops = [self.finish_op(self.make_op(source, op)) for source, op in shortcuts]
         merged = self.make_merge(merge, None, len(ops))
         self.learners.append(WeakLearner(shortcuts, ops, merged, eta=1.0))

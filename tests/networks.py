@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nni_petridish import Genotype, attach_candidates, finalize_candidates
 from search_spaces import VisionSpace
-from search_spaces.vision import VisionNetwork
+from search_spaces.vision_network import VisionNetwork
 
 NUM_CLASSES = 4
 

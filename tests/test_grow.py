@@ -23,7 +23,7 @@ from nni_petridish import (
     has_candidates,
     sites,
 )
-from search_spaces.vision import VisionNetwork
+from search_spaces.vision_network import VisionNetwork
 from tests.networks import batch, grow, grown_network, small_space, train
 
 

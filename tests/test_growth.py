@@ -10,8 +10,9 @@ from nni_petridish.coordinator import Coordinator
 from nni_petridish.data import load_data
 from nni_petridish.errors import TrainingError
 from nni_petridish.gallery import Gallery
-from nni_petridish.growth import Plan, Watcher, load_network, run_growth
+from nni_petridish.growth import Watcher, load_network, run_growth
 from nni_petridish.model_files import DamagedModelError
+from nni_petridish.plan import Plan
 from nni_petridish.recipe import Recipe
 from nni_petridish.records import Growth, Limits, SearchSettings
 from nni_petridish.task import VisionTask
