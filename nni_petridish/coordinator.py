@@ -10,8 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
+from nni_petridish.errors import GalleryError
 from nni_petridish.gallery import Gallery
 from nni_petridish.records import Done, Event, Growth, SearchSettings, Wait
 from nni_petridish.search import Chooser, Search
@@ -128,3 +130,13 @@ class Coordinator:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def refuse_unless_resuming(folder: Path, search: Search, resume: bool) -> None:
+    """Raise if a gallery holds models of an earlier run that nobody asked to go on with."""
+    models = len(search.models())
+    if models and not resume:
+        raise GalleryError(
+            f"{folder} holds {models} models of this search already:"
+            " add --resume to go on with it, or choose another gallery."
+        )

@@ -109,9 +109,7 @@ class Gallery:
             The settings that must not change while the search lasts, as plain data.
         """
         folder = Path(folder)
-        wanted = json.loads(
-            to_json({"version": _VERSION, "space": dict(space), "settings": dict(settings)})
-        )
+        wanted = _description(space, settings)
         found = _read_description(folder)
         try:
             if found is None:
@@ -124,6 +122,26 @@ class Gallery:
         except OSError as error:
             raise GalleryError(f"Cannot make a gallery in {folder}: {error.strerror}.") from error
         return cls(folder)
+
+    @classmethod
+    def check(
+        cls,
+        folder: str | os.PathLike[str],
+        space: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Raise a GalleryError if `create` would, as far as that can be told without writing."""
+        folder = Path(folder)
+        found = _read_description(folder)
+        if found is not None:
+            _refuse_differences(folder, found, _description(space, settings))
+            return
+        _refuse_other_folders(folder)
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if not existing.is_dir():
+            raise GalleryError(f"Cannot make a gallery in {folder}: {existing} is not a folder.")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise GalleryError(f"Cannot make a gallery in {folder}: {existing} is not writable.")
 
     # Models.
 
@@ -324,6 +342,11 @@ def _model_event(id: str, documents: Mapping[str, Any]) -> Event:
             f"Model {id} has the lineage of {growth.id!r} and the metrics of {outcome.id!r}."
         )
     return model_event(growth, outcome)
+
+
+def _description(space: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    document = {"version": _VERSION, "space": dict(space), "settings": dict(settings)}
+    return dict(json.loads(to_json(document)))
 
 
 def _read_description(folder: Path) -> dict[str, Any] | None:

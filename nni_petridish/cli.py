@@ -1,0 +1,205 @@
+"""The command ``nni-petridish``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nni_petridish.errors import PetridishError
+
+if TYPE_CHECKING:
+    from nni_petridish.config import SearchConfig
+    from nni_petridish.search import Search
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code. What the user can mend is said in one line."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    try:
+        result: int = options.command(options)
+    except PetridishError as error:
+        print(f"nni-petridish: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return result
+
+
+def _parser() -> argparse.ArgumentParser:
+    from nni_petridish import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="nni-petridish", description="Grow neural networks from small to large."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run", help="run a search through nnictl: several workers, NNI's web UI"
+    )
+    run.add_argument("--port", type=int, help="of NNI's web UI (default: a free one)")
+    run.set_defaults(command=_run)
+
+    search = commands.add_parser(
+        "search", help="run the same search in this process, one growth after the other"
+    )
+    search.set_defaults(command=_search)
+
+    check = commands.add_parser("check", help="say whether a configuration is valid")
+    check.set_defaults(command=_check)
+
+    for command in (run, search, check):
+        command.add_argument(
+            "config", type=Path, metavar="CONFIG", help="a YAML file, see configs/"
+        )
+    for command in (run, search):
+        command.add_argument(
+            "--resume", action="store_true", help="go on with the search that the gallery holds"
+        )
+
+    show = commands.add_parser("show", help="show what a search has found")
+    show.add_argument("gallery", type=Path, metavar="GALLERY", help="the folder of the gallery")
+    show.set_defaults(command=_show)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    from nni_petridish.config import SearchConfig
+    from nni_petridish.launch import Experiment, free_port, run_experiment
+
+    config = SearchConfig.from_yaml(options.config)
+    config.check_gallery()
+    _refuse_unless_resuming(config, options.resume)
+    port = options.port or free_port()
+    print(f"Starting NNI with {config.concurrency} workers; Ctrl-C stops and keeps what is found.")
+
+    def started(experiment: Experiment) -> None:
+        print(f"Web UI: http://127.0.0.1:{port}  (experiment {experiment.id})", flush=True)
+
+    with _Progress(config) as progress:
+        search = run_experiment(
+            options.config, config, port, on_start=started, on_change=progress.show
+        )
+    return _finish(search, config.gallery)
+
+
+def _search(options: argparse.Namespace) -> int:
+    from nni_petridish.config import SearchConfig
+    from nni_petridish.threads import set_threads
+
+    config = SearchConfig.from_yaml(options.config)
+    config.check_gallery()
+    _refuse_unless_resuming(config, options.resume)
+    set_threads(1)
+    from nni_petridish.growth import Watcher
+    from nni_petridish.runner import run_search
+
+    stopping = _StopOnInterrupt()
+    with _Progress(config) as progress:
+        watcher = Watcher(stop=stopping.asked, progress=True)
+        search = run_search(config, resume=True, watcher=watcher, on_change=progress.show)
+    return _finish(search, config.gallery)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from nni_petridish.config import SearchConfig
+
+    config = SearchConfig.from_yaml(options.config)
+    config.check_gallery()
+    print(f"{options.config} is valid; the gallery will be {config.gallery}.")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from nni_petridish.config import SearchConfig
+    from nni_petridish.gallery import Gallery
+    from nni_petridish.search import Search
+
+    gallery = Gallery(options.gallery)
+    settings = SearchConfig.of_gallery(gallery).settings
+    return _finish(Search.replay(settings, gallery.journal.read_all()), options.gallery)
+
+
+def _refuse_unless_resuming(config: SearchConfig, resume: bool) -> None:
+    from nni_petridish.coordinator import refuse_unless_resuming
+    from nni_petridish.gallery import Gallery
+    from nni_petridish.search import Search
+
+    if (config.gallery / "gallery.json").exists():
+        events = Gallery(config.gallery).journal.read_all()
+        refuse_unless_resuming(config.gallery, Search.replay(config.settings, events), resume)
+
+
+def _finish(search: Search, gallery: Path) -> int:
+    """Print the hull and write the report; 1 if there is no model."""
+    from nni_petridish.report import hull_table, write_report
+
+    print(hull_table(search))
+    for id, reason in search.dropped().items():
+        print(f"{id} was given up: {reason}")
+    print(f"Gallery: {gallery}")
+    if not search.models():
+        return 1
+    print(f"Report:  {write_report(search, gallery)}")
+    return 0
+
+
+class _StopOnInterrupt:
+    """Ctrl-C ends the search after the running step; a second one at once."""
+
+    def __init__(self) -> None:
+        import signal
+
+        self._asked = False
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def asked(self) -> bool:
+        return self._asked
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        print("\nStopping after this step...", file=sys.stderr)
+
+
+class _Progress:
+    """A bar over the growths of a search, with the best error so far; lines where no bar fits."""
+
+    def __init__(self, config: SearchConfig) -> None:
+        from tqdm import tqdm
+
+        self._total = config.settings.limits.max_models
+        self._bar = tqdm(total=self._total, desc="models", unit="model", disable=None)
+        self._shown = -1
+
+    def show(self, search: Search) -> None:
+        models, best = len(search.models()), search.best()
+        if models == self._shown:
+            return
+        if self._shown < 0:
+            self._bar.initial = models
+        self._shown = models
+        text = f"best error {best.error:.4f}" if best else "training the seed"
+        if self._bar.disable:
+            of = f" of at most {self._total}" if self._total else ""
+            print(f"{models}{of} models, {text}", flush=True)
+        else:
+            self._bar.n = models
+            self._bar.set_postfix_str(text)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

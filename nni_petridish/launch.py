@@ -1,0 +1,148 @@
+"""Run a configuration through nnictl, in the foreground: create, watch, stop.
+
+Everything that the search finds comes from the gallery; NNI is only asked how it is doing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nni_petridish.config import SearchConfig
+from nni_petridish.errors import PetridishError
+from nni_petridish.gallery import Gallery
+from nni_petridish.journal import Journal
+from nni_petridish.search import Search
+
+START_SECONDS = 120
+
+
+class NniError(PetridishError):
+    """NNI did not do what it was asked to."""
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody uses on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Experiment:
+    """An NNI experiment, made by nnictl; it is stopped when the ``with`` block is left.
+
+    Parameters
+    ----------
+    config
+        The configuration file.
+    port
+        Where the manager listens.
+    """
+
+    def __init__(self, config: Path, port: int) -> None:
+        self.config, self.port = config, port
+        self.id = ""
+
+    def __enter__(self) -> Experiment:
+        output = nnictl("create", "--config", str(self.config), "--port", str(self.port))
+        found = re.search(r"nnictl stop (\w+)", output)
+        if found is None:
+            raise NniError(f"nnictl create failed: {_last_line(output)}")
+        self.id = found[1]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        nnictl("stop", self.id)
+
+    def status(self) -> str:
+        """Return NNI's word for the state of the experiment."""
+        status: dict[str, Any] = self._get("check-status")
+        if status.get("status") == "ERROR":
+            errors = status.get("errors") or ["no reason given"]
+            raise NniError(f"NNI reports an error: {_last_line(str(errors[0]))}{self._reason()}")
+        return str(status.get("status"))
+
+    def _get(self, what: str) -> Any:
+        url = f"http://127.0.0.1:{self.port}/api/v1/nni/{what}"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=20) as answer:
+            return json.load(answer)
+
+    def _reason(self) -> str:
+        """Return what the tuner had to say, if it is the one that failed."""
+        log = Path.home() / "nni-experiments" / self.id / "log" / "dispatcher.log"
+        try:
+            lines = log.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return ""
+        ours = [line.split("nni_petridish: ", 1)[1] for line in lines if "nni_petridish: " in line]
+        return f" ({ours[0]})" if ours else ""
+
+
+def nnictl(*arguments: str) -> str:
+    """Run nnictl of this very Python installation; return what it printed."""
+    folder = str(Path(sys.executable).parent)
+    # Trials are started as `python -m ...`: let that be this Python.
+    path = os.pathsep.join([folder, os.environ.get("PATH", "")])
+    program = shutil.which("nnictl", path=folder)
+    if program is None:
+        raise NniError(f"nnictl is not installed beside {sys.executable}: pip install nni==3.0.")
+    done = subprocess.run(
+        [program, *arguments],
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+
+
+def run_experiment(
+    path: Path,
+    config: SearchConfig,
+    port: int,
+    *,
+    on_start: Callable[[Experiment], object],
+    on_change: Callable[[Search], object],
+    seconds_between: float = 1.0,
+) -> Search:
+    """Run a search through nnictl until it is done; return its state.
+
+    Ctrl-C stops the experiment; what is finished then is in the gallery.
+    """
+    search = Search(config.settings)
+    try:
+        with Experiment(path, port) as experiment:
+            on_start(experiment)
+            journal: Journal | None = None
+            while True:
+                time.sleep(seconds_between)
+                if journal is None and (config.gallery / "gallery.json").exists():
+                    journal = Gallery(config.gallery).journal
+                if journal is not None and (events := journal.read_new()):
+                    for event in events:
+                        search.apply(event)
+                    on_change(search)
+                if experiment.status() in ("DONE", "STOPPED", "NO_MORE_TRIAL"):
+                    break
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+    return search
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"

@@ -1,0 +1,200 @@
+"""The nnictl front: `PetridishTuner` hands growths to NNI's trials.
+
+This module imports no torch: NNI gives a tuner ten seconds to connect. The journal of the gallery
+is what counts; metrics and ends of trials that NNI tells are only reasons to read it, because NNI
+may tell them of the wrong trial.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nni import NoMoreTrialError
+from nni.tuner import Tuner
+
+from nni_petridish.config import SearchConfig
+from nni_petridish.coordinator import Coordinator
+from nni_petridish.errors import PetridishError
+from nni_petridish.records import Done, Growth
+from nni_petridish.trial import parameters_of
+from nni_petridish.worker import PulseWatch
+
+_log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.0
+
+Send = Callable[[int, dict[str, Any]], None]
+
+
+class PetridishTuner(Tuner):
+    """NNI's side of a Petridish search; see ``configs/petridish.yml`` for its arguments."""
+
+    def __init__(self, **class_args: Any) -> None:
+        self._class_args = class_args
+        self._experiment = experiment_parameters()
+        self._coordinator: Coordinator | None = None
+        self._resumed = False
+        self._waiting: deque[int] = deque()
+        self._handed_out: dict[int, Growth] = {}
+        self._send: Send = lambda parameter_id, parameters: None
+        self._mutex = threading.RLock()
+        self._finished = False
+
+    # What NNI calls.
+
+    def update_search_space(self, search_space: dict[str, Any]) -> None:
+        """Start the search: this is the first thing that NNI tells."""
+        if self._coordinator is not None:
+            _log.warning("the search space of a running search cannot change: ignored.")
+            return
+        try:
+            self._config = self._read_config(search_space)
+            gallery = self._config.open_gallery()
+            self._coordinator = Coordinator(gallery, self._config.settings)
+        except PetridishError as error:
+            _log.error("nni_petridish: %s", error)
+            raise
+        self._watch = PulseWatch(gallery)
+        if self._resumed:
+            # NNI runs the unfinished trials again by itself; those it does not are noticed.
+            for growth in self._coordinator.search.running():
+                self._watch.suspect(growth)
+        else:
+            self._coordinator.resume()
+        threading.Thread(target=self._check_for_ever, name="petridish", daemon=True).start()
+
+    def generate_multiple_parameters(
+        self, parameter_id_list: list[int], **kwargs: Any
+    ) -> list[dict[str, Any]]:
+        """Return growths for as many of the ids as there are; the others get theirs later."""
+        with self._mutex:
+            self._send = kwargs.get("st_callback", self._send)
+            self._waiting.extend(parameter_id_list)
+            return [parameters for _, parameters in self._hand_out()]
+
+    def generate_parameters(self, parameter_id: int, **kwargs: Any) -> dict[str, Any]:
+        """Return one growth; NNI itself asks for several at a time."""
+        parameters = self.generate_multiple_parameters([parameter_id], **kwargs)
+        if not parameters:
+            raise NoMoreTrialError("no growth is ready")
+        return parameters[0]
+
+    def receive_trial_result(
+        self, parameter_id: int, parameters: Any, value: Any, **kwargs: Any
+    ) -> None:
+        """Look into the journal: a model may have come."""
+        self._pump()
+
+    def trial_end(self, parameter_id: int, success: bool, **kwargs: Any) -> None:
+        """Look into the journal, and after the trial's growth if it is not there."""
+        with self._mutex:
+            growth = self._handed_out.get(parameter_id)
+            if growth is not None and self._coordinator is not None:
+                self._watch.suspect(growth)
+        self._pump()
+
+    def load_checkpoint(self) -> None:
+        """Take note that NNI resumes an experiment; what there is to load is in the gallery."""
+        self._resumed = True
+
+    def import_data(self, data: Any) -> None:
+        """Ignore results that NNI tells after a resume: the journal has them."""
+
+    # How it is done.
+
+    def _read_config(self, search_space: dict[str, Any]) -> SearchConfig:
+        tuner = self._experiment.get("tuner") or {}
+        base = Path(tuner.get("codeDirectory") or os.getcwd())
+        concurrency = int(self._experiment.get("trialConcurrency") or 1)
+        config = SearchConfig.from_parts(search_space, self._class_args, base, concurrency)
+        config.check_gallery()
+        return config
+
+    def _hand_out(self) -> list[tuple[int, dict[str, Any]]]:
+        """Take growths for the ids that wait, as long as there are any of both."""
+        coordinator, config = self._coordinator, self._config
+        assert coordinator is not None
+        result = []
+        while self._waiting and len(coordinator.search.running()) < config.concurrency:
+            growth = coordinator.ask()
+            if not isinstance(growth, Growth):
+                if isinstance(growth, Done) and not self._finished:
+                    _log.info("the search is done: %s", growth.reason)
+                    self._finished = True
+                break
+            # A seed model trains alone until there is something to grow.
+            at_once = config.concurrency if growth.parent else config.settings.seeds
+            parameters = parameters_of(
+                growth, str(coordinator.gallery.folder), min(config.concurrency, at_once)
+            )
+            parameter_id = self._waiting.popleft()
+            self._handed_out[parameter_id] = growth
+            result.append((parameter_id, parameters))
+        return result
+
+    def _pump(self) -> None:
+        with self._mutex:
+            if self._coordinator is None:
+                return
+            self._coordinator.sync()
+            for growth in self._watch.silent(self._coordinator.search.running()):
+                self._coordinator.fail(growth.id, "its worker was lost", growth.attempt)
+            for parameter_id, parameters in self._hand_out():
+                self._send(parameter_id, parameters)
+
+    def _check_for_ever(self) -> None:
+        """Notice what nobody tells: workers that died, journal lines of other machines, the end."""
+        pause = threading.Event()
+        while not pause.wait(CHECK_SECONDS):
+            try:
+                self._pump()
+                if self._finished and end_experiment():
+                    return
+            except Exception:
+                _log.exception("checking the search failed; trying again")
+
+
+def experiment_parameters() -> dict[str, Any]:
+    """Return the experiment's configuration, which NNI gives to the process of its tuner."""
+    if "--exp_params" not in sys.argv[:-1]:
+        return {}
+    encoded = sys.argv[sys.argv.index("--exp_params") + 1]
+    return dict(json.loads(base64.b64decode(encoded)))
+
+
+def end_experiment() -> bool:
+    """Ask the manager to call the experiment done once its trials are.
+
+    A tuner cannot say that by itself; lowering the maximal number of trials to those there are
+    does.
+    """
+    channel = os.environ.get("NNI_TUNER_COMMAND_CHANNEL", "")
+    match = re.fullmatch(r"ws://([^/]+)(/.*)?/tuner", channel)
+    if match is None:
+        return True
+    url = f"http://{match[1]}{match[2] or ''}/api/v1/nni"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{url}/experiment", timeout=10) as answer:
+        profile = json.load(answer)
+    with opener.open(f"{url}/trial-jobs", timeout=10) as answer:
+        trials = len(json.load(answer))
+    profile["params"]["maxTrialNumber"] = max(1, trials)
+    request = urllib.request.Request(
+        f"{url}/experiment?update_type=MAX_TRIAL_NUM",
+        json.dumps(profile).encode(),
+        {"Content-Type": "application/json"},
+        method="PUT",
+    )
+    with opener.open(request, timeout=10):
+        return True

@@ -1,0 +1,180 @@
+"""A worker carries out one growth of a gallery, alone and visibly alive.
+
+Whatever happens is written into the journal: the model, a failure with its reason, or that the
+growth was given back. A worker that is killed writes nothing; its pulse stops instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from nni_petridish.atomic import ExclusiveLock
+from nni_petridish.errors import GalleryError
+from nni_petridish.gallery import Gallery
+from nni_petridish.model_files import DamagedModelError
+from nni_petridish.records import Growth, Outcome, fail_event, release_event
+
+if TYPE_CHECKING:
+    from nni_petridish.growth import Watcher
+    from nni_petridish.plan import Plan
+    from nni_petridish.task import Task
+
+_log = logging.getLogger(__name__)
+
+PULSE_SECONDS = 2.0
+PULSE_FILE = "pulse"
+LOCK_FILE = "lock"
+
+
+def work_on(
+    growth: Growth, gallery: Gallery, make_task: Callable[[], Task], plan: Plan, watcher: Watcher
+) -> Outcome:
+    """Carry out a growth and journal what became of it.
+
+    Of several workers on the same growth (one may have outlived its manager) one works and the
+    others wait for it.
+
+    Raises
+    ------
+    Interrupted
+        If `watcher.stop` asked for it; the growth is given back.
+    Exception
+        If it failed; the failure is in the journal.
+    """
+    from nni_petridish.growth import run_growth
+    from nni_petridish.training import Interrupted
+
+    folder = gallery.work_folder(growth.id, growth.attempt)
+    try:
+        with Pulse(folder), _alone(folder, watcher.stop):
+            return run_growth(growth, make_task(), plan, gallery, watcher)
+    except (Interrupted, KeyboardInterrupt):
+        gallery.journal.append(release_event(growth.id, growth.attempt))
+        raise
+    except DamagedModelError as error:
+        if growth.parent is not None:
+            gallery.quarantine(growth.parent, str(error))
+        gallery.journal.append(fail_event(growth.id, growth.attempt, str(error)))
+        raise
+    except Exception as error:
+        gallery.journal.append(fail_event(growth.id, growth.attempt, describe_failure(error)))
+        raise
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the reason of a failure in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    known = type(error).__module__.startswith("nni_petridish")
+    return text if known else f"{type(error).__name__}: {text}"
+
+
+class Pulse:
+    """A file that is touched every few seconds for as long as its process lives.
+
+    Parameters
+    ----------
+    folder
+        The work folder of the growth.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / PULSE_FILE
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+
+    def _beat(self) -> None:
+        while True:
+            try:
+                self._path.touch()
+            except OSError:
+                return  # the growth is finished and its folder gone
+            if self._end.wait(PULSE_SECONDS):
+                return
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        self._path.unlink(missing_ok=True)
+
+
+class PulseWatch:
+    """Tells which running growths have lost their worker, by the clock of this machine alone.
+
+    Parameters
+    ----------
+    gallery
+        Where the workers work.
+    patience
+        Seconds without a sign of life after which a worker counts as gone. One that was never seen
+        is given that time from the moment `suspect` was called for it.
+    """
+
+    def __init__(self, gallery: Gallery, patience: float = 30.0) -> None:
+        self._folder = gallery.folder / "work"
+        self._patience = patience
+        self._seen: dict[tuple[str, int], tuple[float, float]] = {}
+
+    def suspect(self, growth: Growth) -> None:
+        """Take note that the worker of a growth may be gone."""
+        self._seen.setdefault((growth.id, growth.attempt), (0.0, time.monotonic()))
+
+    def silent(self, growths: list[Growth]) -> list[Growth]:
+        """Return those of the running growths whose worker is gone."""
+        now = time.monotonic()
+        running = {(growth.id, growth.attempt): growth for growth in growths}
+        self._seen = {key: value for key, value in self._seen.items() if key in running}
+        for id, attempt in running:
+            self._look(id, attempt, now)
+        return [
+            growth
+            for key, growth in running.items()
+            if key in self._seen and now - self._seen[key][1] > self._patience
+        ]
+
+    def _look(self, id: str, attempt: int, now: float) -> None:
+        try:
+            touched = (self._folder / f"{id}-{attempt:d}" / PULSE_FILE).stat().st_mtime
+        except OSError:
+            return
+        if self._seen.get((id, attempt), (None, 0.0))[0] != touched:
+            self._seen[id, attempt] = (touched, now)
+
+
+@contextmanager
+def _alone(folder: Path, stop: Callable[[], bool]) -> Iterator[None]:
+    """Wait until no other worker is at this growth."""
+    from nni_petridish.training import Interrupted
+
+    lock = ExclusiveLock(folder / LOCK_FILE, f"Another worker works in {folder}")
+    told = False
+    while True:
+        try:
+            lock.acquire()
+            break
+        except GalleryError as error:
+            if not told:
+                _log.warning("%s This one waits.", error)
+                told = True
+            if stop():
+                raise Interrupted("stopped while another worker was at the same growth.") from None
+            time.sleep(0.5)
+    try:
+        yield
+    finally:
+        lock.release()
