@@ -65,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="show what a search has found")
     show.add_argument("gallery", type=Path, metavar="GALLERY", help="the folder of the gallery")
     show.set_defaults(command=_show)
+
+    from nni_petridish.baselines.feature_selection.cli import add_analogy_command
+
+    add_analogy_command(commands)
     return parser
 
 

@@ -252,7 +252,7 @@ def _read_gallery(gallery: object, base: Path) -> Path:
 def _resolve(place: str, folder: object, base: Path) -> Path:
     if not isinstance(folder, str) or not folder.strip():
         raise ConfigError(f"{place} must be the name of a folder but got {folder!r}.")
-    return (base / Path(folder).expanduser()).absolute()
+    return Path(os.path.abspath(base / Path(folder).expanduser()))
 
 
 def _mapping(place: str, value: object) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from nni_petridish.journal import Journal
 from nni_petridish.search import Search
 
 START_SECONDS = 120
+START_TRIES = 3
 
 
 class NniError(PetridishError):
@@ -37,6 +38,10 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class BusyError(NniError):
+    """The machine was too busy for NNI, whose tuner must connect within ten seconds."""
 
 
 class Experiment:
@@ -70,7 +75,8 @@ class Experiment:
         status: dict[str, Any] = self._get("check-status")
         if status.get("status") == "ERROR":
             errors = status.get("errors") or ["no reason given"]
-            raise NniError(f"NNI reports an error: {_last_line(str(errors[0]))}{self._reason()}")
+            kind = BusyError if "did not connect" in str(errors[0]) else NniError
+            raise kind(f"NNI reports an error: {_last_line(str(errors[0]))}{self._reason()}")
         return str(status.get("status"))
 
     def _get(self, what: str) -> Any:
@@ -124,23 +130,41 @@ def run_experiment(
     Ctrl-C stops the experiment; what is finished then is in the gallery.
     """
     search = Search(config.settings)
-    try:
-        with Experiment(path, port) as experiment:
-            on_start(experiment)
-            journal: Journal | None = None
-            while True:
-                time.sleep(seconds_between)
-                if journal is None and (config.gallery / "gallery.json").exists():
-                    journal = Gallery(config.gallery).journal
-                if journal is not None and (events := journal.read_new()):
-                    for event in events:
-                        search.apply(event)
-                    on_change(search)
-                if experiment.status() in ("DONE", "STOPPED", "NO_MORE_TRIAL"):
-                    break
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
+    for tries_left in reversed(range(START_TRIES)):
+        try:
+            with Experiment(path, port) as experiment:
+                on_start(experiment)
+                _follow(experiment, config, search, on_change, seconds_between)
+            break
+        except BusyError:
+            if not tries_left:
+                raise
+        except KeyboardInterrupt:
+            print("Stopped.", file=sys.stderr)
+            break
     return search
+
+
+def _follow(
+    experiment: Experiment,
+    config: SearchConfig,
+    search: Search,
+    on_change: Callable[[Search], object],
+    seconds_between: float,
+) -> None:
+    """Apply what the journal tells until the experiment is done."""
+    journal: Journal | None = None
+    while True:
+        time.sleep(seconds_between)
+        done = experiment.status() in ("DONE", "STOPPED")
+        if journal is None and (config.gallery / "gallery.json").exists():
+            journal = Gallery(config.gallery).journal
+        if journal is not None and (events := journal.read_new()):
+            for event in events:
+                search.apply(event)
+            on_change(search)
+        if done:
+            return
 
 
 def _last_line(text: str) -> str:

@@ -24,7 +24,7 @@ GRACE_SECONDS = 3
 
 
 class Stopping:
-    """Whether this process was asked to stop: by SIGTERM, or because its manager is gone."""
+    """Whether this process was asked to stop, by SIGTERM."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -94,7 +94,7 @@ def _grow(growth: Growth, folder: str, stopping: Stopping) -> Outcome:
 
     gallery = Gallery(folder)
     config = SearchConfig.of_gallery(gallery)
-    watcher = Watcher(report=_reporter(growth, stopping), stop=lambda: stopping.asked)
+    watcher = Watcher(report=_reporter(growth), stop=lambda: stopping.asked)
     return work_on(
         growth,
         gallery,
@@ -104,8 +104,10 @@ def _grow(growth: Growth, folder: str, stopping: Stopping) -> Outcome:
     )
 
 
-def _reporter(growth: Growth, stopping: Stopping) -> Any:
+def _reporter(growth: Growth) -> Any:
     import nni
+
+    from nni_petridish.worker import Orphaned
 
     def report(phase: str, record: dict[str, float]) -> None:
         error = record.get("validation_error", record["error"])
@@ -113,9 +115,7 @@ def _reporter(growth: Growth, stopping: Stopping) -> Any:
         try:
             nni.report_intermediate_result(metrics)
         except Exception as problem:
-            # Nobody is there to report to; a new manager will hand the growth out again.
-            _log.warning("the NNI manager does not answer (%s): stopping.", problem)
-            stopping.asked = True
+            raise Orphaned(f"the NNI manager does not answer ({problem}).") from problem
 
     return report
 

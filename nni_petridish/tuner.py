@@ -14,18 +14,22 @@ import os
 import re
 import sys
 import threading
+import time
 import urllib.request
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from nni import NoMoreTrialError
 from nni.tuner import Tuner
 
 from nni_petridish.config import SearchConfig
 from nni_petridish.coordinator import Coordinator
-from nni_petridish.errors import PetridishError
+from nni_petridish.errors import GalleryError, PetridishError
+from nni_petridish.gallery import Gallery
 from nni_petridish.records import Done, Growth
 from nni_petridish.trial import parameters_of
 from nni_petridish.worker import PulseWatch
@@ -33,6 +37,7 @@ from nni_petridish.worker import PulseWatch
 _log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
+CLAIM_SECONDS = 20.0
 
 Send = Callable[[int, dict[str, Any]], None]
 
@@ -47,9 +52,14 @@ class PetridishTuner(Tuner):
         self._resumed = False
         self._waiting: deque[int] = deque()
         self._handed_out: dict[int, Growth] = {}
+        self._lost: set[tuple[str, int]] = set()
         self._send: Send = lambda parameter_id, parameters: None
         self._mutex = threading.RLock()
         self._finished = False
+        self._ended = False
+        self._manager = find_manager()
+        # NNI calls an experiment failed if its tuner cannot be made, not if it raises later.
+        self._config = self._read_config(self._experiment.get("searchSpace", {}))
 
     # What NNI calls.
 
@@ -58,13 +68,10 @@ class PetridishTuner(Tuner):
         if self._coordinator is not None:
             _log.warning("the search space of a running search cannot change: ignored.")
             return
-        try:
-            self._config = self._read_config(search_space)
+        self._config = self._read_config(search_space)
+        with _logged():
             gallery = self._config.open_gallery()
-            self._coordinator = Coordinator(gallery, self._config.settings)
-        except PetridishError as error:
-            _log.error("nni_petridish: %s", error)
-            raise
+            self._coordinator = self._claim(gallery)
         self._watch = PulseWatch(gallery)
         if self._resumed:
             # NNI runs the unfinished trials again by itself; those it does not are noticed.
@@ -117,9 +124,21 @@ class PetridishTuner(Tuner):
         tuner = self._experiment.get("tuner") or {}
         base = Path(tuner.get("codeDirectory") or os.getcwd())
         concurrency = int(self._experiment.get("trialConcurrency") or 1)
-        config = SearchConfig.from_parts(search_space, self._class_args, base, concurrency)
-        config.check_gallery()
+        with _logged():
+            config = SearchConfig.from_parts(search_space, self._class_args, base, concurrency)
+            config.check_gallery()
         return config
+
+    def _claim(self, gallery: Gallery) -> Coordinator:
+        """Become the gallery's coordinator; a tuner whose manager died needs a moment to go."""
+        deadline = time.monotonic() + CLAIM_SECONDS
+        while True:
+            try:
+                return Coordinator(gallery, self._config.settings)
+            except GalleryError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
 
     def _hand_out(self) -> list[tuple[int, dict[str, Any]]]:
         """Take growths for the ids that wait, as long as there are any of both."""
@@ -149,20 +168,43 @@ class PetridishTuner(Tuner):
                 return
             self._coordinator.sync()
             for growth in self._watch.silent(self._coordinator.search.running()):
-                self._coordinator.fail(growth.id, "its worker was lost", growth.attempt)
+                self._lose(self._coordinator, growth)
             for parameter_id, parameters in self._hand_out():
                 self._send(parameter_id, parameters)
+
+    def _lose(self, coordinator: Coordinator, growth: Growth) -> None:
+        """Let a growth go on elsewhere from its last checkpoint; a second loss is a failure."""
+        self._watch.forget(growth)
+        key = (growth.id, growth.attempt)
+        if key in self._lost:
+            coordinator.fail(growth.id, "its worker was lost twice", growth.attempt)
+        else:
+            coordinator.release(growth.id)
+        self._lost.add(key)
 
     def _check_for_ever(self) -> None:
         """Notice what nobody tells: workers that died, journal lines of other machines, the end."""
         pause = threading.Event()
         while not pause.wait(CHECK_SECONDS):
             try:
+                if self._manager is not None and not self._manager.is_running():
+                    _log.error("nni_petridish: the NNI manager is gone, so is its tuner.")
+                    os._exit(1)  # the gallery is free for the next one
                 self._pump()
-                if self._finished and end_experiment():
-                    return
+                if self._finished and not self._ended:
+                    self._ended = end_experiment()
             except Exception:
                 _log.exception("checking the search failed; trying again")
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Leave the reason in one line of NNI's log, where `nni-petridish run` finds it."""
+    try:
+        yield
+    except PetridishError as error:
+        _log.error("nni_petridish: %s", error)
+        raise
 
 
 def experiment_parameters() -> dict[str, Any]:
@@ -171,6 +213,14 @@ def experiment_parameters() -> dict[str, Any]:
         return {}
     encoded = sys.argv[sys.argv.index("--exp_params") + 1]
     return dict(json.loads(base64.b64decode(encoded)))
+
+
+def find_manager() -> psutil.Process | None:
+    """Return the process of the NNI manager that started this one."""
+    for process in psutil.Process().parents():
+        if any("nni_node" in word for word in process.cmdline()):
+            return process
+    return None
 
 
 def end_experiment() -> bool:

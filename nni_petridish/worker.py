@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nni_petridish.atomic import ExclusiveLock
-from nni_petridish.errors import GalleryError
+from nni_petridish.errors import GalleryError, PetridishError
 from nni_petridish.gallery import Gallery
 from nni_petridish.model_files import DamagedModelError
 from nni_petridish.records import Growth, Outcome, fail_event, release_event
@@ -29,8 +29,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PULSE_SECONDS = 2.0
+LOST_SECONDS = 30.0
+"""Silence after which a worker counts as lost."""
+SUSPECT_SECONDS = 8.0
+"""The same for one that is said to have ended."""
 PULSE_FILE = "pulse"
 LOCK_FILE = "lock"
+
+
+class Orphaned(PetridishError):
+    """Whoever handed out the growth is gone; who comes after will hand it out again."""
 
 
 def work_on(
@@ -53,10 +61,12 @@ def work_on(
 
     folder = gallery.work_folder(growth.id, growth.attempt)
     try:
-        with Pulse(folder), _alone(folder, watcher.stop):
+        with Pulse(folder), _alone(folder, gallery, growth, watcher.stop):
             return run_growth(growth, make_task(), plan, gallery, watcher)
     except (Interrupted, KeyboardInterrupt):
         gallery.journal.append(release_event(growth.id, growth.attempt))
+        raise
+    except Orphaned:
         raise
     except DamagedModelError as error:
         if growth.parent is not None:
@@ -120,51 +130,61 @@ class PulseWatch:
     ----------
     gallery
         Where the workers work.
-    patience
-        Seconds without a sign of life after which a worker counts as gone. One that was never seen
-        is given that time from the moment `suspect` was called for it.
     """
 
-    def __init__(self, gallery: Gallery, patience: float = 30.0) -> None:
+    def __init__(self, gallery: Gallery) -> None:
         self._folder = gallery.folder / "work"
-        self._patience = patience
         self._seen: dict[tuple[str, int], tuple[float, float]] = {}
+        self._suspects: set[tuple[str, int]] = set()
 
     def suspect(self, growth: Growth) -> None:
-        """Take note that the worker of a growth may be gone."""
-        self._seen.setdefault((growth.id, growth.attempt), (0.0, time.monotonic()))
+        """Take note that the worker of a growth is said to have ended."""
+        key = (growth.id, growth.attempt)
+        self._suspects.add(key)
+        self._seen.setdefault(key, (0.0, time.monotonic()))
 
     def silent(self, growths: list[Growth]) -> list[Growth]:
-        """Return those of the running growths whose worker is gone."""
+        """Return those of the running growths whose worker is lost.
+
+        One that was never seen is not lost, it may be queueing for a machine; unless suspected.
+        """
         now = time.monotonic()
         running = {(growth.id, growth.attempt): growth for growth in growths}
-        self._seen = {key: value for key, value in self._seen.items() if key in running}
-        for id, attempt in running:
-            self._look(id, attempt, now)
-        return [
-            growth
-            for key, growth in running.items()
-            if key in self._seen and now - self._seen[key][1] > self._patience
-        ]
+        self._seen = {key: seen for key, seen in self._seen.items() if key in running}
+        self._suspects &= running.keys()
+        return [growth for key, growth in running.items() if self._is_lost(key, now)]
 
-    def _look(self, id: str, attempt: int, now: float) -> None:
+    def forget(self, growth: Growth) -> None:
+        """Start anew with a growth that is handed out again."""
+        self._seen.pop((growth.id, growth.attempt), None)
+        self._suspects.discard((growth.id, growth.attempt))
+
+    def _is_lost(self, key: tuple[str, int], now: float) -> bool:
+        pulse = self._folder / f"{key[0]}-{key[1]:d}" / PULSE_FILE
         try:
-            touched = (self._folder / f"{id}-{attempt:d}" / PULSE_FILE).stat().st_mtime
+            touched = pulse.stat().st_mtime
         except OSError:
-            return
-        if self._seen.get((id, attempt), (None, 0.0))[0] != touched:
-            self._seen[id, attempt] = (touched, now)
+            touched = 0.0
+        if touched and self._seen.get(key, (0.0, 0.0))[0] != touched:
+            self._seen[key] = (touched, now)
+        if key not in self._seen:
+            return False
+        patience = SUSPECT_SECONDS if key in self._suspects else LOST_SECONDS
+        return now - self._seen[key][1] > patience
 
 
 @contextmanager
-def _alone(folder: Path, stop: Callable[[], bool]) -> Iterator[None]:
-    """Wait until no other worker is at this growth."""
+def _alone(
+    folder: Path, gallery: Gallery, growth: Growth, stop: Callable[[], bool]
+) -> Iterator[None]:
+    """Wait until no other worker is at this growth, or its model is there."""
     from nni_petridish.training import Interrupted
 
     lock = ExclusiveLock(folder / LOCK_FILE, f"Another worker works in {folder}")
     told = False
-    while True:
+    while not gallery.has_model(growth.id):  # whoever finishes it removes the folder
         try:
+            folder.mkdir(exist_ok=True)
             lock.acquire()
             break
         except GalleryError as error:

@@ -1,0 +1,118 @@
+"""The search through nnictl: real manager, real trials."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nni_petridish.cli import main
+from nni_petridish.config import SearchConfig
+from nni_petridish.gallery import Gallery
+from nni_petridish.launch import Experiment, NniError, free_port, nnictl
+from nni_petridish.runner import run_search
+from nni_petridish.search import Search
+from tests import chaos
+
+
+def genotypes(config: SearchConfig) -> dict[str, object]:
+    gallery = Gallery(config.gallery)
+    return {id: gallery.load_documents(id)["genotype"] for id in gallery.model_ids()}
+
+
+def wait_for(condition: object, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.2)
+
+
+def test_nnictl_and_the_process_alone_find_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    alone = SearchConfig.from_yaml(chaos.write_config(tmp_path / "alone", 3, concurrency=1))
+    run_search(alone)
+    path = chaos.write_config(tmp_path / "nni", 3, concurrency=1)
+    capfd.readouterr()
+    assert main(["run", str(path)]) == 0
+    output, errors = capfd.readouterr()
+    config = SearchConfig.from_yaml(path)
+    chaos.check_gallery(config, 3)
+    assert genotypes(config) == genotypes(alone)
+    assert "Web UI: http://127.0.0.1:" in output
+    assert "3 of at most 3 models" in output
+    assert str(config.gallery / "report.html") in output
+    assert "Traceback" not in errors
+    assert "Warning" not in errors
+    experiment = output.split("(experiment ")[1].split(")")[0]
+    assert not any(chaos.processes(experiment).values())
+
+
+def test_nnictl_that_cannot_start_says_why(tmp_path: Path) -> None:
+    path = chaos.write_config(tmp_path, 3)
+    path.write_text(path.read_text().replace("platform: local", "platform: moon"))
+    with pytest.raises(NniError, match="nnictl create failed"), Experiment(path, free_port()):
+        pass
+
+
+def test_a_tuner_that_cannot_start_says_why(tmp_path: Path) -> None:
+    path = chaos.write_config(tmp_path, 3)
+    path.write_text(path.read_text().replace("i_max: 3", "i_max: 0"))
+    with Experiment(path, free_port()) as experiment:
+
+        def complaint() -> str:
+            try:
+                experiment.status()
+            except NniError as error:
+                return str(error)
+            return ""
+
+        wait_for(complaint, 60)
+        assert "tuner.classArgs.i_max must be at least 1 but got 0" in complaint()
+
+
+@pytest.mark.slow
+def test_nnictl_stop_ends_trials_within_seconds_and_resume_goes_on(tmp_path: Path) -> None:
+    path = chaos.write_config(tmp_path, 5)
+    config = SearchConfig.from_yaml(path)
+    with Experiment(path, free_port()) as experiment:
+        wait_for(lambda: len(chaos.finished_models(config)) >= 1, 120)
+        wait_for(lambda: chaos.processes(experiment.id)["trial"], 60)
+        trials = chaos.processes(experiment.id)["trial"]
+        nnictl("stop", experiment.id)
+        _, left = psutil.wait_procs(trials, timeout=8)
+        assert not left
+        known = chaos.finished_models(config)
+        chaos.resume(experiment)
+        wait_for(lambda: chaos.is_done(experiment), 200)
+    assert known.items() <= chaos.finished_models(config).items()
+    chaos.check_gallery(config, 5)
+
+
+@pytest.mark.slow
+def test_a_trial_killed_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
+    path = chaos.write_config(tmp_path, 2, concurrency=1)
+    path.write_text(path.read_text().replace("seed_epochs: 2", "seed_epochs: 40"))
+    config = SearchConfig.from_yaml(path)
+    checkpoint = config.gallery / "work" / "g00000-1" / "seed" / "checkpoint.safetensors"
+    with Experiment(path, free_port()) as experiment:
+        wait_for(checkpoint.exists, 120)
+        assert chaos.kill(experiment.id, "trial")
+        wait_for(lambda: chaos.is_done(experiment), 250)
+    chaos.check_gallery(config, 2)
+    events = Gallery(config.gallery).journal.read_all()
+    assert [e["attempt"] for e in events if e["event"] == "release"] == [1]
+    search = Search.replay(config.settings, events)
+    assert next(m for m in search.models() if m.id == "g00000").growth.attempt == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_20_kills_of_trials_tuner_and_manager_lose_nothing(tmp_path: Path) -> None:
+    killed = seed = 0
+    while killed < 20:
+        count = chaos.chaos(tmp_path / str(seed), 20 - killed, models=6, seed=seed, seconds=1200)
+        killed += sum(count.values())
+        seed += 1
