@@ -8,22 +8,24 @@ before any data is read, without importing torch or nni.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nni_petridish.atomic import to_json, write_file
-from nni_petridish.data import check_data, describe
-from nni_petridish.errors import ConfigError, GalleryError, PetridishError
+from nni_petridish.checks import mapping, prefix, refuse_unknown, resolve
+from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery import Gallery
+from nni_petridish.kinds import ARGUMENTS, kind_of
 from nni_petridish.plan import Plan
-from nni_petridish.recipe import Recipe
-from nni_petridish.records import Limits, SearchSettings, check_number
+from nni_petridish.records import Growth, Limits, SearchSettings, check_number
 
-SPACES = ("vision",)
+if TYPE_CHECKING:
+    from nni_petridish.task import Task
+
 CONFIG_FILE = "config.json"
 
 #: The keys of an NNI 3.0 experiment; the ones that matter here are read, the others are NNI's.
@@ -47,7 +49,6 @@ _NNI_KEYS = (
     "sharedStorage",
 )
 _TUNER_KEYS = ("className", "codeDirectory", "classArgs")
-_ARGUMENTS = "tuner.classArgs"
 _SETTINGS = tuple(f.name for f in fields(SearchSettings) if f.name != "limits")
 _PLAN = tuple(f.name for f in fields(Plan))
 _OWN = ("gallery", "data", "recipe", "limits")
@@ -64,7 +65,7 @@ class SearchConfig:
     space
         ``space`` (the kind) and the options of the space, without what the data decide.
     data
-        Arguments of `load_data`.
+        Arguments of `load_data`, or of `load_text`.
     recipe
         How networks are trained.
     settings
@@ -72,49 +73,59 @@ class SearchConfig:
     plan
         How a growth goes.
     concurrency
-        How many growths run at the same time on one machine.
+        How many growths run at the same time.
+    machines
+        On how many machines they run.
     """
 
     gallery: Path
     space: dict[str, Any]
     data: dict[str, Any]
-    recipe: Recipe
+    recipe: Any
     settings: SearchSettings
     plan: Plan
     concurrency: int = 1
+    machines: int = 1
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> SearchConfig:
         """Read and check a configuration file; `ConfigError` names what is wrong in one line."""
         document = _read_yaml(Path(path))
-        _refuse_unknown(document, _NNI_KEYS, "")
+        refuse_unknown(document, _NNI_KEYS, "")
         for key in ("searchSpace", "tuner"):
             if key not in document:
                 raise ConfigError(f"{key} is missing in {path}.")
-        tuner = _mapping("tuner", document["tuner"])
-        _refuse_unknown(tuner, _TUNER_KEYS, "tuner.")
+        tuner = mapping("tuner", document["tuner"])
+        refuse_unknown(tuner, _TUNER_KEYS, "tuner.")
         base = Path(path).parent / str(tuner.get("codeDirectory", "."))
-        concurrency = document.get("trialConcurrency", 1)
-        with _prefix(""):
-            check_number("trialConcurrency", concurrency, 1, whole=True)
-        return cls.from_parts(document["searchSpace"], tuner.get("classArgs"), base, concurrency)
+        return cls.from_parts(document["searchSpace"], tuner.get("classArgs"), base, document)
 
     @classmethod
     def from_parts(
-        cls, search_space: object, class_args: object, base: Path, concurrency: int = 1
+        cls, search_space: object, class_args: object, base: Path, experiment: Mapping[str, Any]
     ) -> SearchConfig:
         """Check what NNI hands to a tuner; relative folders are relative to ``base``."""
-        arguments = _mapping(_ARGUMENTS, class_args if class_args is not None else {})
-        _refuse_unknown(arguments, (*_OWN, *_SETTINGS, *_PLAN), f"{_ARGUMENTS}.")
-        space = _check_kind(_mapping("searchSpace", search_space))
-        data = _read_data(_mapping(f"{_ARGUMENTS}.data", arguments.get("data", {})), base)
-        _check_space(space, data)
-        with _prefix(f"{_ARGUMENTS}."):
+        concurrency = experiment.get("trialConcurrency", 1)
+        check_number("trialConcurrency", concurrency, 1, whole=True)
+        arguments = mapping(ARGUMENTS, class_args if class_args is not None else {})
+        refuse_unknown(arguments, (*_OWN, *_SETTINGS, *_PLAN), f"{ARGUMENTS}.")
+        space = _check_kind(mapping("searchSpace", search_space))
+        kind = kind_of(space)
+        data = kind.read_data(mapping(f"{ARGUMENTS}.data", arguments.get("data", {})), base)
+        kind.check_space({k: v for k, v in space.items() if k != "space"}, data)
+        with prefix(f"{ARGUMENTS}."):
             settings = _read_settings(arguments)
             plan = Plan(**{name: arguments[name] for name in _PLAN if name in arguments})
-        recipe = _read_recipe(arguments.get("recipe", {}), data)
+        recipe = kind.read_recipe(mapping(f"{ARGUMENTS}.recipe", arguments.get("recipe", {})), data)
         gallery = _read_gallery(arguments.get("gallery"), base)
-        return cls(gallery, space, data, recipe, settings, plan, concurrency)
+        machines = _count_machines(experiment.get("trainingService"))
+        return cls(gallery, space, data, recipe, settings, plan, concurrency, machines)
+
+    def at_once(self, growth: Growth) -> int:
+        """Return how many growths run on the machine of this one, itself included."""
+        # A seed model trains alone until there is something to grow.
+        running = self.settings.seeds if growth.parent is None else self.concurrency
+        return math.ceil(min(running, self.concurrency) / self.machines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; `from_dict` reads it."""
@@ -127,10 +138,11 @@ class SearchConfig:
             gallery=Path(data["gallery"]),
             space=dict(data["space"]),
             data=dict(data["data"]),
-            recipe=Recipe(**data["recipe"]),
+            recipe=kind_of(data["space"]).make_recipe(data["recipe"]),
             settings=SearchSettings.from_dict(data["settings"]),
             plan=Plan(**data["plan"]),
             concurrency=data["concurrency"],
+            machines=data["machines"],
         )
 
     def identity(self) -> dict[str, Any]:
@@ -138,6 +150,10 @@ class SearchConfig:
         recipe = {k: v for k, v in asdict(self.recipe).items() if k not in ("device", "epochs")}
         data = {k: v for k, v in self.data.items() if k not in ("root", "workers")}
         return {**self.settings.identity(), **asdict(self.plan), "data": data, "recipe": recipe}
+
+    def load_task(self) -> Task:
+        """Load the data and make the task; needs torch."""
+        return kind_of(self.space).load_task(self.space, self.data, self.recipe)
 
     def check_gallery(self) -> None:
         """Raise unless the gallery can be made here, or is there and of this very search."""
@@ -172,13 +188,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         where = f" at line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "cannot be parsed"
         raise ConfigError(f"{path} is not YAML{where}: {problem}.") from None
-    return _mapping(str(path), document)
+    return mapping(str(path), document)
 
 
 def _read_settings(arguments: Mapping[str, Any]) -> SearchSettings:
-    limits = _mapping("limits", arguments.get("limits", {}))
-    _refuse_unknown(limits, tuple(f.name for f in fields(Limits)), "limits.")
-    with _prefix("limits."):
+    limits = mapping("limits", arguments.get("limits", {}))
+    refuse_unknown(limits, tuple(f.name for f in fields(Limits)), "limits.")
+    with prefix("limits."):
         checked = Limits(**limits)
     epochs = asdict(Plan(**{name: arguments[name] for name in _PLAN if name in arguments}))
     given = {name: arguments[name] for name in _SETTINGS if name in arguments}
@@ -187,107 +203,20 @@ def _read_settings(arguments: Mapping[str, Any]) -> SearchSettings:
 
 
 def _check_kind(space: dict[str, Any]) -> dict[str, Any]:
-    kind = space.get("space", "vision")
-    if kind not in SPACES:
-        raise ConfigError(f"searchSpace.space must be one of {', '.join(SPACES)} but got {kind!r}.")
-    return {"space": kind, **{key: value for key, value in space.items() if key != "space"}}
+    named = {"space": "vision", **space}
+    kind_of(named)
+    return named
 
 
-def _check_space(space: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    from search_spaces import VisionSpace
-
-    decided_by_data = ("image_shape", "num_classes")
-    known = tuple(f.name for f in fields(VisionSpace) if f.name not in decided_by_data)
-    options = {key: value for key, value in space.items() if key != "space"}
-    _refuse_unknown(options, known, "searchSpace.")
-    for key in ("ops",):
-        if key in options and not isinstance(options[key], list):
-            raise ConfigError(f"searchSpace.{key} must be a list but got {options[key]!r}.")
-    with _prefix(f"{_ARGUMENTS}.data: "):
-        image_shape, num_classes = describe(
-            data["name"], data.get("root"), data.get("image_size", 224)
-        )
-    with _prefix("searchSpace."):
-        VisionSpace(image_shape, num_classes, **options)
-
-
-def _read_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
-    place = f"{_ARGUMENTS}.data"
-    _refuse_unknown(
-        data, ("name", "root", "validation", "limit", "seed", "image_size", "workers"), f"{place}."
-    )
-    result = {"name": "digits", **data}
-    for key in ("validation", "limit", "seed", "image_size", "workers"):
-        if result.get(key) is not None:
-            least = 1 if key in ("validation", "limit", "image_size") else 0
-            with _prefix(f"{place}."):
-                check_number(key, result[key], least, whole=True)
-    if result.get("root") is not None:
-        result["root"] = str(_resolve(f"{place}.root", result["root"], base))
-    with _prefix(f"{place}: "):
-        check_data(result["name"], result.get("root"))
-    if result["name"] == "image_folder" and not result.get("validation"):
-        raise ConfigError(f"{place}.validation must be at least 1: a search needs validation.")
-    return result
-
-
-def _read_recipe(recipe: object, data: Mapping[str, Any]) -> Recipe:
-    place = f"{_ARGUMENTS}.recipe"
-    options = _mapping(place, recipe)
-    known = tuple(f.name for f in fields(Recipe) if f.name != "epochs")
-    _refuse_unknown(options, known, f"{place}.")
-    with _prefix(f"{place}."):
-        result = Recipe.named(data["name"], **options)
-        shape = describe(data["name"], data.get("root"), data.get("image_size", 224)).image_shape
-        result.check_image(shape)
-    return result
+def _count_machines(service: object) -> int:
+    """Count the machines of a training service; one that schedules by itself counts as one each."""
+    if isinstance(service, list):  # NNI's hybrid mode
+        return sum(_count_machines(part) for part in service)
+    machines = service.get("machineList") if isinstance(service, Mapping) else None
+    return max(1, len(machines)) if isinstance(machines, list) else 1
 
 
 def _read_gallery(gallery: object, base: Path) -> Path:
     if gallery is None:
-        raise ConfigError(f"{_ARGUMENTS}.gallery is missing: the folder to keep the models in.")
-    return _resolve(f"{_ARGUMENTS}.gallery", gallery, base)
-
-
-def _resolve(place: str, folder: object, base: Path) -> Path:
-    if not isinstance(folder, str) or not folder.strip():
-        raise ConfigError(f"{place} must be the name of a folder but got {folder!r}.")
-    return Path(os.path.abspath(base / Path(folder).expanduser()))
-
-
-def _mapping(place: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{place} must be a mapping but got {value!r}.")
-    return dict(value)
-
-
-def _refuse_unknown(found: Mapping[str, Any], known: tuple[str, ...], prefix: str) -> None:
-    for key in found:
-        if key not in known:
-            allowed = ", ".join(known)
-            raise ConfigError(
-                f"{prefix}{key} is not a known key (value {found[key]!r}); allowed are {allowed}."
-            )
-
-
-@contextmanager
-def _prefix(place: str) -> Iterator[None]:
-    """Put the place before the message of whatever a part complains about."""
-    try:
-        yield
-    except GalleryError:
-        raise
-    except PetridishError as error:
-        raise ConfigError(f"{place}{error}{_hint(str(error))}") from None
-    except TypeError as error:
-        raise ConfigError(f"{place.rstrip('.: ')}: {error}.") from None
-
-
-def _hint(message: str) -> str:
-    """Explain YAML's most common surprise: ``1e-3`` is text, ``1.0e-3`` a number."""
-    value = message.rsplit("but got ", 1)[-1].rstrip(".")
-    try:
-        number = float(value[1:-1]) if value[:1] == "'" else None
-    except ValueError:
-        number = None
-    return "" if number is None else f" YAML reads this as text: write {number!r}."
+        raise ConfigError(f"{ARGUMENTS}.gallery is missing: the folder to keep the models in.")
+    return resolve(f"{ARGUMENTS}.gallery", gallery, base)

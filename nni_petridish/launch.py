@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +71,10 @@ class Experiment:
 
     def status(self) -> str:
         """Return NNI's word for the state of the experiment."""
-        status: dict[str, Any] = self._get("check-status")
+        try:
+            status: dict[str, Any] = self._get("check-status")
+        except (OSError, ValueError) as problem:
+            raise NniError(f"the NNI manager is gone{self._reason()}.") from problem
         if status.get("status") == "ERROR":
             errors = status.get("errors") or ["no reason given"]
             kind = BusyError if "did not connect" in str(errors[0]) else NniError
@@ -86,14 +88,17 @@ class Experiment:
             return json.load(answer)
 
     def _reason(self) -> str:
-        """Return what the tuner had to say, if it is the one that failed."""
-        log = Path.home() / "nni-experiments" / self.id / "log" / "dispatcher.log"
-        try:
-            lines = log.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            return ""
-        ours = [line.split("nni_petridish: ", 1)[1] for line in lines if "nni_petridish: " in line]
-        return f" ({ours[0]})" if ours else ""
+        """Return what the tuner or the manager had to say, in brackets."""
+        logs = Path.home() / "nni-experiments" / self.id / "log"
+        for name, mark in (("dispatcher.log", "nni_petridish: "), ("nnimanager.log", "] ERROR ")):
+            try:
+                lines = (logs / name).read_text(encoding="utf-8").splitlines()
+            except OSError:
+                continue
+            said = [line.split(mark, 1)[1] for line in lines if mark in line]
+            if said:
+                return f" ({said[0]})"
+        return ""
 
 
 def nnictl(*arguments: str) -> str:

@@ -12,7 +12,6 @@ from nni_petridish.coordinator import Coordinator, refuse_unless_resuming
 from nni_petridish.growth import Watcher
 from nni_petridish.records import Done, Growth
 from nni_petridish.search import Search
-from nni_petridish.task import load_task
 from nni_petridish.training import Interrupted
 from nni_petridish.worker import describe_failure, work_on
 
@@ -46,7 +45,7 @@ def run_search(
     """
     gallery = config.open_gallery()
     watcher = watcher or Watcher()
-    make_task = functools.cache(lambda: load_task(config.space, config.data, config.recipe))
+    make_task = functools.cache(config.load_task)
     with Coordinator(gallery, config.settings) as coordinator:
         refuse_unless_resuming(config.gallery, coordinator.search, resume)
         coordinator.resume()

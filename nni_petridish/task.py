@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
@@ -127,16 +127,3 @@ class VisionTask:
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one image, parameters)."""
         return count_multiply_adds(net, self.space.image_shape), count_parameters(net)
-
-
-def load_task(space: Mapping[str, Any], data: Mapping[str, Any], recipe: Recipe) -> Task:
-    """Make the task that a checked configuration describes; loads the data."""
-    from nni_petridish.data import load_data
-    from search_spaces import VisionSpace
-
-    options = dict(space)
-    options.pop("space")
-    images = load_data(**data)
-    return VisionTask(
-        VisionSpace(images.image_shape, images.num_classes, **options), images, recipe
-    )

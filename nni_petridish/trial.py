@@ -89,19 +89,12 @@ def _grow(growth: Growth, folder: str, stopping: Stopping) -> Outcome:
     from nni_petridish.config import SearchConfig
     from nni_petridish.gallery import Gallery
     from nni_petridish.growth import Watcher
-    from nni_petridish.task import load_task
     from nni_petridish.worker import work_on
 
     gallery = Gallery(folder)
     config = SearchConfig.of_gallery(gallery)
     watcher = Watcher(report=_reporter(growth), stop=lambda: stopping.asked)
-    return work_on(
-        growth,
-        gallery,
-        lambda: load_task(config.space, config.data, config.recipe),
-        config.plan,
-        watcher,
-    )
+    return work_on(growth, gallery, config.load_task, config.plan, watcher)
 
 
 def _reporter(growth: Growth) -> Any:

@@ -123,9 +123,8 @@ class PetridishTuner(Tuner):
     def _read_config(self, search_space: dict[str, Any]) -> SearchConfig:
         tuner = self._experiment.get("tuner") or {}
         base = Path(tuner.get("codeDirectory") or os.getcwd())
-        concurrency = int(self._experiment.get("trialConcurrency") or 1)
         with _logged():
-            config = SearchConfig.from_parts(search_space, self._class_args, base, concurrency)
+            config = SearchConfig.from_parts(search_space, self._class_args, base, self._experiment)
             config.check_gallery()
         return config
 
@@ -152,10 +151,8 @@ class PetridishTuner(Tuner):
                     _log.info("the search is done: %s", growth.reason)
                     self._finished = True
                 break
-            # A seed model trains alone until there is something to grow.
-            at_once = config.concurrency if growth.parent else config.settings.seeds
             parameters = parameters_of(
-                growth, str(coordinator.gallery.folder), min(config.concurrency, at_once)
+                growth, str(coordinator.gallery.folder), config.at_once(growth)
             )
             parameter_id = self._waiting.popleft()
             self._handed_out[parameter_id] = growth

@@ -1,0 +1,58 @@
+"""Checking plain data that a user wrote: whatever is wrong is said in one line with its place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nni_petridish.errors import ConfigError, GalleryError, PetridishError
+
+
+def resolve(place: str, folder: object, base: Path) -> Path:
+    """Return the absolute path of a folder that is named relative to ``base``."""
+    if not isinstance(folder, str) or not folder.strip():
+        raise ConfigError(f"{place} must be the name of a folder but got {folder!r}.")
+    return Path(os.path.abspath(base / Path(folder).expanduser()))
+
+
+def mapping(place: str, value: object) -> dict[str, Any]:
+    """Return the value if it is a mapping."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{place} must be a mapping but got {value!r}.")
+    return dict(value)
+
+
+def refuse_unknown(found: Mapping[str, Any], known: tuple[str, ...], prefix: str) -> None:
+    """Raise if there is a key that is not known."""
+    for key in found:
+        if key not in known:
+            allowed = ", ".join(known)
+            raise ConfigError(
+                f"{prefix}{key} is not a known key (value {found[key]!r}); allowed are {allowed}."
+            )
+
+
+@contextmanager
+def prefix(place: str) -> Iterator[None]:
+    """Put the place before the message of whatever a part complains about."""
+    try:
+        yield
+    except GalleryError:
+        raise
+    except PetridishError as error:
+        raise ConfigError(f"{place}{error}{_hint(str(error))}") from None
+    except TypeError as error:
+        raise ConfigError(f"{place.rstrip('.: ')}: {error}.") from None
+
+
+def _hint(message: str) -> str:
+    """Explain YAML's most common surprise: ``1e-3`` is text, ``1.0e-3`` a number."""
+    value = message.rsplit("but got ", 1)[-1].rstrip(".")
+    try:
+        number = float(value[1:-1]) if value[:1] == "'" else None
+    except ValueError:
+        number = None
+    return "" if number is None else f" YAML reads this as text: write {number!r}."

@@ -1,0 +1,49 @@
+"""The kinds of spaces that a configuration can name, and what each makes of its keys."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from nni_petridish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nni_petridish.task import Task
+
+ARGUMENTS = "tuner.classArgs"
+"""Where in a configuration the arguments of a search stand."""
+KINDS = ("vision", "recurrent")
+
+
+class Kind(Protocol):
+    """A module that knows one kind of space; only `load_task` may import torch."""
+
+    def read_data(self, data: dict[str, Any], base: Path) -> dict[str, Any]:
+        """Check ``data`` without loading it; folders are relative to ``base``."""
+        ...
+
+    def check_space(self, options: dict[str, Any], data: Mapping[str, Any]) -> None:
+        """Check the options of the space."""
+        ...
+
+    def read_recipe(self, options: dict[str, Any], data: Mapping[str, Any]) -> Any:
+        """Check the changes to the recipe of the data and return it, a dataclass."""
+        ...
+
+    def make_recipe(self, values: Mapping[str, Any]) -> Any:
+        """Return the recipe with these values."""
+        ...
+
+    def load_task(self, space: Mapping[str, Any], data: Mapping[str, Any], recipe: Any) -> Task:
+        """Load the data and make the task."""
+        ...
+
+
+def kind_of(space: Mapping[str, Any]) -> Kind:
+    """Return the kind of a space that is described by plain data."""
+    name = space.get("space")
+    if name not in KINDS:
+        raise ConfigError(f"searchSpace.space must be one of {', '.join(KINDS)} but got {name!r}.")
+    return cast(Kind, importlib.import_module(f"{__name__}.{name}"))

@@ -1,0 +1,72 @@
+"""Language modelling in a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nni_petridish.checks import prefix, refuse_unknown, resolve
+from nni_petridish.errors import ConfigError
+from nni_petridish.kinds import ARGUMENTS
+from nni_petridish.language_recipe import LanguageRecipe
+from nni_petridish.records import check_number
+from search_spaces.recurrent import RecurrentSpace
+
+if TYPE_CHECKING:
+    from nni_petridish.task import Task
+
+_PLACE = f"{ARGUMENTS}.data"
+
+
+def read_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Check the arguments of `load_text`, and that the files are there."""
+    from nni_petridish.text import check_text
+
+    refuse_unknown(data, ("name", "root", "vocabulary", "limit"), f"{_PLACE}.")
+    result = {"name": "pydoc", **data}
+    for key in ("vocabulary", "limit"):
+        if result.get(key) is not None:
+            with prefix(f"{_PLACE}."):
+                check_number(key, result[key], 3, whole=True)
+    if result.get("root") is not None:
+        result["root"] = str(resolve(f"{_PLACE}.root", result["root"], base))
+    with prefix(f"{_PLACE}: "):
+        check_text(result["name"], result.get("root"))
+    return result
+
+
+def check_space(options: dict[str, Any], data: Mapping[str, Any]) -> None:
+    """Check the options of `RecurrentSpace`; the vocabulary is the text's."""
+    known = tuple(f.name for f in fields(RecurrentSpace) if f.name != "vocabulary")
+    refuse_unknown(options, known, "searchSpace.")
+    if "ops" in options and not isinstance(options["ops"], list):
+        raise ConfigError(f"searchSpace.ops must be a list but got {options['ops']!r}.")
+    with prefix("searchSpace."):
+        RecurrentSpace(vocabulary=2, **options)
+
+
+def read_recipe(options: dict[str, Any], data: Mapping[str, Any]) -> LanguageRecipe:
+    """Check the changes to the recipe of the text."""
+    place = f"{ARGUMENTS}.recipe."
+    known = tuple(f.name for f in fields(LanguageRecipe) if f.name != "epochs")
+    refuse_unknown(options, known, place)
+    with prefix(place):
+        return LanguageRecipe.named(data["name"], **options)
+
+
+def make_recipe(values: Mapping[str, Any]) -> LanguageRecipe:
+    """Return the recipe with these values."""
+    return LanguageRecipe(**values)
+
+
+def load_task(space: Mapping[str, Any], data: Mapping[str, Any], recipe: LanguageRecipe) -> Task:
+    """Read the text and make the task."""
+    from nni_petridish.recurrent_task import RecurrentTask
+    from nni_petridish.text import load_text
+
+    options = {key: value for key, value in space.items() if key != "space"}
+    corpus = load_text(**data)
+    described = RecurrentSpace(vocabulary=corpus.vocabulary, **options)
+    return RecurrentTask(described, corpus, recipe)

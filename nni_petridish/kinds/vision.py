@@ -1,0 +1,82 @@
+"""Image classification in a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nni_petridish.checks import prefix, refuse_unknown, resolve
+from nni_petridish.data import Description, check_data, describe
+from nni_petridish.errors import ConfigError
+from nni_petridish.kinds import ARGUMENTS
+from nni_petridish.recipe import Recipe
+from nni_petridish.records import check_number
+from search_spaces.vision import VisionSpace
+
+if TYPE_CHECKING:
+    from nni_petridish.task import Task
+
+_PLACE = f"{ARGUMENTS}.data"
+_DECIDED_BY_DATA = ("image_shape", "num_classes")
+
+
+def read_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Check the arguments of `load_data`, and that the files are there."""
+    numbers = {"validation": 1, "limit": 1, "seed": 0, "image_size": 1, "workers": 0}
+    refuse_unknown(data, ("name", "root", *numbers), f"{_PLACE}.")
+    result = {"name": "digits", **data}
+    for key, least in numbers.items():
+        if result.get(key) is not None:
+            with prefix(f"{_PLACE}."):
+                check_number(key, result[key], least, whole=True)
+    if result.get("root") is not None:
+        result["root"] = str(resolve(f"{_PLACE}.root", result["root"], base))
+    with prefix(f"{_PLACE}: "):
+        check_data(result["name"], result.get("root"))
+    if result["name"] == "image_folder" and not result.get("validation"):
+        raise ConfigError(f"{_PLACE}.validation must be at least 1: a search needs validation.")
+    return result
+
+
+def check_space(options: dict[str, Any], data: Mapping[str, Any]) -> None:
+    """Check the options of `VisionSpace`."""
+    known = tuple(f.name for f in fields(VisionSpace) if f.name not in _DECIDED_BY_DATA)
+    refuse_unknown(options, known, "searchSpace.")
+    if "ops" in options and not isinstance(options["ops"], list):
+        raise ConfigError(f"searchSpace.ops must be a list but got {options['ops']!r}.")
+    image_shape, num_classes = _describe(data)
+    with prefix("searchSpace."):
+        VisionSpace(image_shape, num_classes, **options)
+
+
+def read_recipe(options: dict[str, Any], data: Mapping[str, Any]) -> Recipe:
+    """Check the changes to the recipe of the data set."""
+    place = f"{ARGUMENTS}.recipe."
+    refuse_unknown(options, tuple(f.name for f in fields(Recipe) if f.name != "epochs"), place)
+    with prefix(place):
+        recipe = Recipe.named(data["name"], **options)
+        recipe.check_image(_describe(data).image_shape)
+    return recipe
+
+
+def make_recipe(values: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with these values."""
+    return Recipe(**values)
+
+
+def load_task(space: Mapping[str, Any], data: Mapping[str, Any], recipe: Recipe) -> Task:
+    """Load the images and make the task."""
+    from nni_petridish.data import load_data
+    from nni_petridish.task import VisionTask
+
+    options = {key: value for key, value in space.items() if key != "space"}
+    images = load_data(**data)
+    described = VisionSpace(images.image_shape, images.num_classes, **options)
+    return VisionTask(described, images, recipe)
+
+
+def _describe(data: Mapping[str, Any]) -> Description:
+    with prefix(f"{_PLACE}: "):
+        return describe(data["name"], data.get("root"), data.get("image_size") or 224)
