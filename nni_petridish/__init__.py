@@ -13,29 +13,53 @@ __version__ = "0.1.0"
 _HOMES = {
     "AlphaTable": "weak_learner",
     "ConfigError": "errors",
+    "Coordinator": "coordinator",
     "DataError": "errors",
+    "Gallery": "gallery",
     "GalleryError": "errors",
     "Genotype": "genotype",
     "GenotypeError": "errors",
+    "Growth": "records",
     "GrowthError": "errors",
+    "Interrupted": "training",
     "L1Schedule": "schedules",
+    "LanguageRecipe": "language_recipe",
+    "Limits": "records",
+    "Outcome": "records",
+    "Petridish": "strategy",
     "PetridishError": "errors",
+    "PetridishTuner": "tuner",
+    "Plan": "plan",
+    "Recipe": "recipe",
+    "RecurrentGenotype": "recurrent_genotype",
+    "Search": "search",
+    "SearchConfig": "config",
     "SearchError": "errors",
+    "SearchSettings": "records",
     "Site": "weak_learner",
     "TrainingError": "errors",
     "VisionGenotype": "genotype",
+    "VisionTask": "task",
+    "Watcher": "growth",
     "alpha_tables": "grow",
     "attach_candidates": "grow",
     "candidate_parameters": "grow",
     "count_multiply_adds": "complexity",
     "count_parameters": "complexity",
     "detach_candidates": "grow",
+    "evaluate": "training",
     "extra_loss": "grow",
     "finalize_candidates": "grow",
+    "fit": "training",
     "has_candidates": "grow",
+    "load_data": "data",
+    "load_network": "growth",
+    "run_growth": "growth",
+    "run_search": "runner",
     "sites": "grow",
     "stop_forward": "weak_learner",
     "stop_gradient": "weak_learner",
+    "tune": "tuning",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])
@@ -53,6 +77,9 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from nni_petridish.complexity import count_multiply_adds, count_parameters
+    from nni_petridish.config import SearchConfig
+    from nni_petridish.coordinator import Coordinator
+    from nni_petridish.data import load_data
     from nni_petridish.errors import (
         ConfigError,
         DataError,
@@ -63,6 +90,7 @@ if TYPE_CHECKING:
         SearchError,
         TrainingError,
     )
+    from nni_petridish.gallery import Gallery
     from nni_petridish.genotype import Genotype, VisionGenotype
     from nni_petridish.grow import (
         alpha_tables,
@@ -74,5 +102,18 @@ if TYPE_CHECKING:
         has_candidates,
         sites,
     )
+    from nni_petridish.growth import Watcher, load_network, run_growth
+    from nni_petridish.language_recipe import LanguageRecipe
+    from nni_petridish.plan import Plan
+    from nni_petridish.recipe import Recipe
+    from nni_petridish.records import Growth, Limits, Outcome, SearchSettings
+    from nni_petridish.recurrent_genotype import RecurrentGenotype
+    from nni_petridish.runner import run_search
     from nni_petridish.schedules import L1Schedule
+    from nni_petridish.search import Search
+    from nni_petridish.strategy import Petridish
+    from nni_petridish.task import VisionTask
+    from nni_petridish.training import Interrupted, evaluate, fit
+    from nni_petridish.tuner import PetridishTuner
+    from nni_petridish.tuning.study import tune
     from nni_petridish.weak_learner import AlphaTable, Site, stop_forward, stop_gradient

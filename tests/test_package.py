@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import nni_petridish
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("name", nni_petridish.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(nni_petridish, name) is not None
+    assert name in dir(nni_petridish)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = nni_petridish.nothing  # type: ignore[attr-defined]
+
+
+def loaded(code: str) -> list[str]:
+    """Return which of the heavy packages some code imports."""
+    script = f"{code}\nimport sys; print(*[m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+HEAVY = ("torch", "nni", "pytorch_lightning", "sklearn", "optuna", "matplotlib")
+
+
+def test_imports_are_as_light_as_promised() -> None:
+    assert loaded("import nni_petridish, search_spaces") == []
+    assert loaded("import nni_petridish.cli") == []
+    assert loaded("import nni_petridish.tuner") == ["nni"]
+    core = loaded(
+        "from nni_petridish import attach_candidates, run_search; import search_spaces.ops"
+    )
+    assert core == ["torch"]
+
+
+def test_help_comes_at_once() -> None:
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "nni_petridish.cli", "--help"]
+        subprocess.run(command, capture_output=True, check=True)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 2.0  # 0.15 s on an idle machine
+
+
+def test_the_readmes_example_runs() -> None:
+    readme = (ROOT / "README.md").read_text()
+    code = re.search(r"## In Python\n\n```python\n(.*?)```", readme, re.DOTALL)
+    assert code is not None
+    small = code[1].replace("cells_per_stage=3, filters=16", "cells_per_stage=1, filters=4")
+    scope: dict[str, object] = {}
+    exec(small, scope)
+    assert scope["genotype"].growths == 1  # type: ignore[attr-defined]
+
+
+def test_files_that_the_readme_and_the_docs_name_exist() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
