@@ -31,6 +31,7 @@ _HOMES = {
     "PetridishTuner": "tuner",
     "Plan": "plan",
     "Recipe": "recipe",
+    "RecipeEvaluator": "recipe_evaluator",
     "RecurrentGenotype": "recurrent_genotype",
     "Search": "search",
     "SearchConfig": "config",
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from nni_petridish.plan import Plan
     from nni_petridish.recipe import Recipe
     from nni_petridish.records import Growth, Limits, Outcome, SearchSettings
+    from nni_petridish.recipe_evaluator import RecipeEvaluator
     from nni_petridish.recurrent_genotype import RecurrentGenotype
     from nni_petridish.runner import run_search
     from nni_petridish.schedules import L1Schedule

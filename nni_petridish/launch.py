@@ -9,12 +9,15 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +62,16 @@ class Experiment:
         self.id = ""
 
     def __enter__(self) -> Experiment:
-        output = nnictl("create", "--config", str(self.config), "--port", str(self.port))
+        # An experiment that is being made has no name yet to stop it by.
+        with _signals_put_off() as arrived:
+            output = nnictl("create", "--config", str(self.config), "--port", str(self.port))
         found = re.search(r"nnictl stop (\w+)", output)
         if found is None:
             raise NniError(f"nnictl create failed: {_last_line(output)}")
         self.id = found[1]
+        if arrived:
+            self.__exit__()
+            raise KeyboardInterrupt
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -101,6 +109,22 @@ class Experiment:
         return ""
 
 
+@contextmanager
+def _signals_put_off() -> Iterator[list[int]]:
+    """Note SIGINT and SIGTERM instead of acting on them; only the main thread can do that."""
+    arrived: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield arrived
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda n, frame: arrived.append(n)) for number in numbers]
+    try:
+        yield arrived
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 def nnictl(*arguments: str) -> str:
     """Run nnictl of this very Python installation; return what it printed."""
     folder = str(Path(sys.executable).parent)
@@ -117,6 +141,7 @@ def nnictl(*arguments: str) -> str:
         text=True,
         timeout=START_SECONDS,
         check=False,
+        start_new_session=True,  # Ctrl-C in the terminal is for this process alone
     )
     return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
 

@@ -21,6 +21,7 @@ from nni_petridish.genotype import (
 )
 
 if TYPE_CHECKING:
+    from nni_petridish.nni_space import GrowableModelSpace
     from search_spaces.vision_network import VisionNetwork
 
 MIN_IMAGE_SIZE = 8
@@ -150,6 +151,12 @@ class VisionSpace:
         return [
             "reduce" if after > before else "normal" for before, after in itertools.pairwise(levels)
         ]
+
+    def model_space(self, max_learners: int = 3, max_shortcuts: int = 3) -> GrowableModelSpace:
+        """Return this space for NNI's experiments and strategies, see `GrowableModelSpace`."""
+        from nni_petridish.nni_space import model_space
+
+        return model_space(self, max_learners, max_shortcuts)
 
     def describe(self) -> dict[str, Any]:
         """Return the space as plain data; ``VisionSpace(**data)`` makes it again."""

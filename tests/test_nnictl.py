@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -71,6 +73,21 @@ def test_a_tuner_that_cannot_start_says_why(tmp_path: Path) -> None:
 
         wait_for(complaint, 60)
         assert "tuner.classArgs.i_max must be at least 1 but got 0" in complaint()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [1, 12])
+def test_a_run_that_is_terminated_leaves_no_process(tmp_path: Path, seconds: int) -> None:
+    path = chaos.write_config(tmp_path, 50)
+    command = [sys.executable, "-m", "nni_petridish.cli", "run", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    time.sleep(seconds)
+    process.terminate()
+    output, _ = process.communicate(timeout=90)
+    for name in output.split("(experiment ")[1:]:
+        assert not any(chaos.processes(name.split(")")[0]).values())
+    mine = [p for p in psutil.process_iter(["cmdline"]) if str(path) in " ".join(p.cmdline())]
+    assert not mine
 
 
 @pytest.mark.slow

@@ -1,0 +1,246 @@
+"""A task whose training is somebody else's: any NNI evaluator, as its user made it.
+
+Weak learning needs nothing of an evaluator. The candidates are modules of the network and train
+with it, and the L1 term reaches α by itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from nni_petridish.checkpoint import fits, load_checkpoint, restore, save_checkpoint
+from nni_petridish.complexity import count_multiply_adds, count_parameters
+from nni_petridish.errors import ConfigError, TrainingError
+from nni_petridish.evaluators import (
+    current_epoch,
+    is_minimised,
+    run_evaluator,
+    seeded,
+    steps_per_epoch,
+)
+from nni_petridish.genotype import Genotype
+from nni_petridish.grow import has_candidates
+from nni_petridish.nni_reports import Listener, listening, to_record
+from nni_petridish.nni_space import Space
+from nni_petridish.task import Record, Task
+from nni_petridish.training import Interrupted
+
+OPTIMIZE = ("auto", "maximize", "minimize")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Which of the evaluator's numbers the search goes by, and how it becomes an error.
+
+    Parameters
+    ----------
+    name
+        Which one, if the evaluator reports several by name.
+    optimize
+        ``"maximize"``: error = 1 − metric, for accuracies between 0 and 1; ``"minimize"``: the
+        metric is the error; ``"auto"``: what NNI's Regression reports is minimised, all else is
+        maximised.
+    error
+        A function from the metric to the error; replaces ``optimize``.
+    """
+
+    name: str = "default"
+    optimize: str = "auto"
+    error: Callable[[float], float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimize not in OPTIMIZE:
+            raise ConfigError(
+                f"optimize must be one of {', '.join(OPTIMIZE)} but got {self.optimize!r}."
+            )
+        if self.error is not None and not callable(self.error):
+            raise ConfigError(f"error must be a function of the metric but got {self.error!r}.")
+
+    def to_error(self, value: float, evaluator: Any) -> float:
+        """Return the error that belongs to a value of the metric."""
+        if self.error is not None:
+            return float(self.error(value))
+        if self.optimize == "minimize" or (self.optimize == "auto" and is_minimised(evaluator)):
+            return value
+        if value > 1:
+            raise TrainingError(
+                f"the metric must be an accuracy, at most 1, but is {value:g}; set"
+                " optimize='minimize', or error to a function that makes an error of it."
+            )
+        return 1 - value
+
+
+@dataclass
+class EvaluatorTask:
+    """Growing in a space with NNI evaluators.
+
+    After an interruption, phases that were finished are not repeated, and the one under way starts
+    anew; evaluators with a ``task`` method, such as `RecipeEvaluator`, go on from their last epoch.
+
+    Parameters
+    ----------
+    space
+        What networks may look like.
+    evaluators
+        The evaluator of each phase: ``seed``, ``weak``, ``final``.
+    metric
+        What to take from their reports.
+    """
+
+    space: Space
+    evaluators: Mapping[str, Any]
+    metric: Metric = field(default_factory=Metric)
+    _measured: tuple[weakref.ref[nn.Module], Record] | None = None
+
+    def seed(self) -> Genotype:
+        """Return the space's simplest member."""
+        return self.space.seed()
+
+    def build(self, genotype: Genotype) -> nn.Module:
+        """Build a network with fresh weights."""
+        return self.space.build(genotype)
+
+    def train(
+        self,
+        net: nn.Module,
+        *,
+        epochs: int,
+        seed: int,
+        label: str,
+        checkpoint: Path | None = None,
+        on_epoch: Callable[[Record], object] | None = None,
+        stop: Callable[[], bool] | None = None,
+        progress: bool = False,
+    ) -> list[Record]:
+        """Train with the evaluator of the phase that the network is in."""
+        evaluator = self.evaluators[self._phase(net)]
+        if hasattr(evaluator, "task"):
+            task: Task = evaluator.task(self.space)
+            return task.train(
+                net,
+                epochs=epochs,
+                seed=seed,
+                label=label,
+                checkpoint=checkpoint,
+                on_epoch=on_epoch,
+                stop=stop,
+                progress=progress,
+            )
+        facts = {"seed": seed, "epochs": epochs}
+        records = None if checkpoint is None else _restored(net, checkpoint, facts)
+        if records is None:
+            records = self._run(evaluator, net, epochs, seed, label, on_epoch, stop)
+            if checkpoint is not None:
+                save_checkpoint(checkpoint, net, _no_optimizer(net), facts | {"records": records})
+        self._measured = weakref.ref(net), records[-1]
+        return records
+
+    def steps(self, epochs: int) -> int:
+        """Return how many steps of weak learning so many epochs are."""
+        evaluator = self.evaluators["weak"]
+        if hasattr(evaluator, "task"):
+            return int(evaluator.task(self.space).steps(epochs))
+        steps = steps_per_epoch(evaluator)
+        if steps is None:
+            raise ConfigError(
+                "l1_schedule must be constant with an evaluator whose steps cannot be counted:"
+                f" {evaluator!r}."
+            )
+        return epochs * steps
+
+    def evaluate(self, net: nn.Module) -> Record:
+        """Return the metric that was reported when the network was trained, and its error."""
+        evaluator = self.evaluators[self._phase(net)]
+        if hasattr(evaluator, "task"):
+            task: Task = evaluator.task(self.space)
+            return task.evaluate(net)
+        if self._measured is None or self._measured[0]() is not net:
+            raise TrainingError("an evaluator measures a network when it trains it, not later.")
+        record = {name: value for name, value in self._measured[1].items() if name != "epoch"}
+        return {"error": self.metric.to_error(record["metric"], evaluator), **record}
+
+    @property
+    def validation_losses(self) -> Any:
+        """What the weak phase's own task has by this name; other evaluators cannot tell."""
+        evaluator = self.evaluators["weak"]
+        if not hasattr(evaluator, "task"):
+            raise AttributeError("validation_losses")
+        return evaluator.task(self.space).validation_losses
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one example, parameters)."""
+        shape = getattr(self.space, "image_shape", None)
+        if shape is None:
+            raise ConfigError(f"multiply-adds can be counted for images only, not {self.space!r}.")
+        return count_multiply_adds(net, shape), count_parameters(net)
+
+    def _phase(self, net: nn.Module) -> str:
+        if has_candidates(net):
+            return "weak"
+        return "seed" if net.genotype == self.seed() else "final"
+
+    def _run(
+        self,
+        evaluator: Any,
+        net: nn.Module,
+        epochs: int,
+        seed: int,
+        label: str,
+        on_epoch: Callable[[Record], object] | None,
+        stop: Callable[[], bool] | None,
+    ) -> list[Record]:
+        records: list[Record] = []
+
+        def hear(value: Any) -> None:
+            record = to_record(value, self.metric.name)
+            record["epoch"] = current_epoch(evaluator) or len(records) + 1
+            records.append(record)
+            if on_epoch is not None:
+                on_epoch(dict(record))
+            if stop is not None and stop():
+                raise Interrupted(f"{label} was stopped at epoch {record['epoch']:g}.")
+
+        listener = Listener(hear)
+        net.train()
+        with listening(listener), seeded(seed):
+            trained = run_evaluator(evaluator, net, epochs)
+        if listener.last is None:
+            raise TrainingError(
+                f"the evaluator must report a metric to NNI but {label} ended without any."
+            )
+        last = to_record(listener.last, self.metric.name)
+        return _one_per_epoch(records, trained, last)
+
+
+def _one_per_epoch(records: list[Record], trained: int, last: Record) -> list[Record]:
+    """Return one record for each epoch, the last of them with the final result."""
+    by_epoch = {int(record["epoch"]): record for record in records}
+    count = trained or max([1, *by_epoch])
+    listed: list[Record] = [by_epoch.get(epoch, {"epoch": epoch}) for epoch in range(1, count + 1)]
+    listed[-1] = {**listed[-1], **last}
+    return listed
+
+
+def _restored(net: nn.Module, folder: Path, facts: dict[str, Any]) -> list[Record] | None:
+    """Restore a finished phase; return its records, None if there is no such phase."""
+    found = load_checkpoint(folder)
+    if found is None:
+        return None
+    tensors, remembered = found
+    records: list[Record] = remembered.pop("records", [])
+    if remembered != facts or not records or not fits(tensors, net, _no_optimizer(net)):
+        return None
+    restore(tensors, net, _no_optimizer(net))
+    return records
+
+
+def _no_optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer without a state: the evaluator's own is gone with its phase."""
+    return torch.optim.SGD(net.parameters(), lr=0.0)

@@ -1,0 +1,186 @@
+"""One growth as the evaluator of an NNI trial."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import nni
+import torch
+
+from nni_petridish.evaluator_task import EvaluatorTask, Metric
+from nni_petridish.evaluators import Evaluator
+from nni_petridish.gallery import Gallery
+from nni_petridish.growth import Watcher, load_network, run_growth
+from nni_petridish.model_files import DamagedModelError
+from nni_petridish.nni_reports import Reporter
+from nni_petridish.nni_space import Space
+from nni_petridish.plan import Plan
+from nni_petridish.records import Growth, Outcome, fail_event
+from nni_petridish.task import Record
+
+_PICKLE_SIZE = 64 * 1024  # NNI's own limit for what it sends to trials
+
+
+class GrowthEvaluator(Evaluator):
+    """Carries out one growth where NNI would evaluate one model.
+
+    The network comes from the gallery, not from NNI, and what became of the growth is in the
+    gallery before NNI hears of it: NNI may lose messages, and swaps the parameters of trials.
+
+    Parameters
+    ----------
+    growth
+        What to do.
+    space
+        What networks may look like.
+    evaluators
+        The evaluator of each phase; or what `_dump` made of them.
+    gallery
+        Folder of the gallery; the same on all machines.
+    plan
+        How long the phases are.
+    metric
+        What to take from the evaluators' reports.
+    concurrency
+        How many trials share the cores of a machine; None leaves torch's threads as they are.
+    """
+
+    def __init__(
+        self,
+        growth: Growth,
+        space: Space,
+        evaluators: Mapping[str, Any] | str,
+        gallery: str,
+        plan: Plan,
+        metric: Metric,
+        concurrency: int | None = None,
+    ) -> None:
+        self.growth, self.space, self.evaluators = growth, space, evaluators
+        self.gallery, self.plan, self.metric = gallery, plan, metric
+        self.concurrency = concurrency
+
+    def extra_repr(self) -> str:
+        """Show the growth."""
+        return repr(self.growth)
+
+    def evaluate(self, model: Any = None) -> Outcome:
+        """Carry out the growth and report it; what fails is in the journal and raised again."""
+        if self.concurrency is not None:
+            limit_threads(self.concurrency)
+        gallery, reporter = Gallery(self.gallery), Reporter()
+
+        def report(phase: str, record: Record) -> None:
+            value = {name: number for name, number in record.items() if name != "metric"}
+            default = record.get("metric", 1 - record.get("validation_error", 0.0))
+            reporter.intermediate({"default": default, **value, **self._tags(), "phase": phase})
+
+        try:
+            task = EvaluatorTask(self.space, _unpacked(self.evaluators), self.metric)
+            outcome = run_growth(self.growth, task, self.plan, gallery, Watcher(report))
+        except Exception as error:
+            if isinstance(error, DamagedModelError) and self.growth.parent is not None:
+                gallery.quarantine(self.growth.parent, str(error))
+            reason = one_line(error)
+            gallery.journal.append(fail_event(self.growth.id, self.growth.attempt, reason))
+            raise
+        reporter.final(self._final(outcome))
+        return outcome
+
+    def _execute(self, model: Any) -> Outcome:
+        """Do not build the network that NNI would."""
+        return self.evaluate()
+
+    def _final(self, outcome: Outcome) -> dict[str, Any]:
+        numbers = dict(outcome.metrics)
+        default = numbers.pop("metric", numbers.get("accuracy"))
+        return {
+            "default": default,
+            **numbers,
+            "error": outcome.error,
+            "multiply_adds": outcome.multiply_adds,
+            "parameters": outcome.parameters,
+            **self._tags(),
+        }
+
+    def _tags(self) -> dict[str, Any]:
+        return {"growth": self.growth.id, "attempt": self.growth.attempt}
+
+    def _dump(self) -> dict[str, Any]:
+        """Return what NNI sends to a trial: plain data, but for the space and ``error``."""
+        return {
+            "growth": self.growth.to_dict(),
+            "space": self.space,
+            "evaluators": _packed(self.evaluators),
+            "gallery": self.gallery,
+            "plan": asdict(self.plan),
+            "metric": {
+                "name": self.metric.name,
+                "optimize": self.metric.optimize,
+                "error": self.metric.error,
+            },
+            "concurrency": self.concurrency,
+        }
+
+    @staticmethod
+    def _load(**data: Any) -> GrowthEvaluator:
+        return GrowthEvaluator(
+            Growth.from_dict(data["growth"]),
+            data["space"],
+            data["evaluators"],
+            data["gallery"],
+            Plan(**data["plan"]),
+            Metric(**data["metric"]),
+            data["concurrency"],
+        )
+
+
+def _packed(evaluators: Mapping[str, Any] | str) -> str:
+    """Serialise evaluators as one string, each of them, and the data it holds, once.
+
+    NNI reads the parameters of a trial again at its end, in the strategy's process. A string keeps
+    it from loading the data there, and in the trial from doing so before the threads are limited.
+    """
+    if isinstance(evaluators, str):
+        return evaluators
+    different: list[Any] = []
+    places = {}
+    for phase, evaluator in evaluators.items():
+        known = [i for i, other in enumerate(different) if other is evaluator]
+        places[phase] = known[0] if known else len(different)
+        if not known:
+            different.append(evaluator)
+    limit = int(os.getenv("PICKLE_SIZE_LIMIT", _PICKLE_SIZE))
+    return str(nni.dump({"evaluators": different, "phases": places}, pickle_size_limit=limit))
+
+
+def _unpacked(evaluators: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    if not isinstance(evaluators, str):
+        return evaluators
+    data = nni.load(evaluators)
+    return {phase: data["evaluators"][place] for phase, place in data["phases"].items()}
+
+
+def trained_network(space: Space, gallery: str, id: str) -> torch.nn.Module:
+    """Return a model of a gallery with its weights."""
+    return load_network(EvaluatorTask(space, {}), Gallery(gallery), id)
+
+
+def limit_threads(concurrency: int) -> None:
+    """Give this trial its share of the cores; a user's own OMP_NUM_THREADS is respected."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    threads = max(1, cores // concurrency)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for processes that this one starts
+    torch.set_num_threads(threads)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the kind of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    name = type(error).__name__
+    return f"{name}: {lines[0]}" if lines else name

@@ -1,0 +1,132 @@
+"""Metrics on their way from an evaluator to NNI.
+
+An evaluator trains more than once within a growth, and each time believes that to be the trial. So
+it speaks to a listener: its final result becomes ours to know, its intermediate results go on to
+NNI with the phase they belong to, and the trial's only final result is the growth's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import nni
+import nni.trial
+from nni.runtime.env_vars import trial_env_vars
+from nni.runtime.trial_command_channel import (
+    TrialCommandChannel,
+    get_default_trial_command_channel,
+    set_default_trial_command_channel,
+)
+
+from nni_petridish.errors import TrainingError
+
+
+def to_record(value: Any, metric: str = "default") -> dict[str, float]:
+    """Return what an evaluator reported as numbers, the metric of the search under ``metric``.
+
+    >>> to_record(0.5)
+    {'metric': 0.5}
+    >>> to_record({"default": 0.5, "loss": 1.5, "note": "so so"})
+    {'metric': 0.5, 'loss': 1.5}
+    """
+    found = value if isinstance(value, Mapping) else {metric: value}
+    if metric not in found:
+        raise TrainingError(
+            f"the evaluator must report the metric {metric!r} but reported {', '.join(found)}."
+        )
+    record = {"metric": _number(metric, found[metric])}
+    for name, other in found.items():
+        if name != metric and isinstance(other, int | float) and not isinstance(other, bool):
+            record[str(name)] = float(other)
+    return record
+
+
+class Listener(TrialCommandChannel):
+    """Hears what an evaluator reports while it trains; nothing goes on to NNI by itself.
+
+    Parameters
+    ----------
+    on_intermediate
+        Called with every intermediate result.
+
+    Attributes
+    ----------
+    last
+        The last final result, or as long as there is none the last intermediate one; else None.
+    """
+
+    def __init__(self, on_intermediate: Callable[[Any], object]) -> None:
+        self.last: Any = None
+        self._is_final = False
+        self._on_intermediate = on_intermediate
+
+    def receive_parameter(self) -> Any:
+        """Return the parameters of the trial; a stand-in outside of NNI."""
+        return nni.trial._params or {"parameter_id": 0, "parameters": {}}
+
+    def send_metric(
+        self, type: str, parameter_id: Any, trial_job_id: str, sequence: int, value: Any
+    ) -> None:
+        """Take a result."""
+        if type == "FINAL":
+            self.last, self._is_final = value, True
+            return
+        if not self._is_final:
+            self.last = value
+        self._on_intermediate(value)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Let whatever is reported meanwhile go to the listener."""
+    channel, parameters = get_default_trial_command_channel(), nni.trial._params
+    set_default_trial_command_channel(listener)
+    try:
+        if parameters is None:  # evaluators report only if there is a trial
+            nni.get_next_parameter()
+        yield
+    finally:
+        set_default_trial_command_channel(channel)
+        nni.trial._params = parameters
+
+
+class Reporter:
+    """Reports a growth to NNI, whoever listens to its evaluators at the moment."""
+
+    def __init__(self) -> None:
+        self._channel = get_default_trial_command_channel()
+        self._count = 0
+
+    def intermediate(self, value: Mapping[str, Any]) -> None:
+        """Report progress; ``default`` is what the web UI draws."""
+        self._send("PERIODICAL", value, self._count)
+        self._count += 1
+
+    def final(self, value: Mapping[str, Any]) -> None:
+        """Report the result."""
+        self._send("FINAL", value, 0)
+
+    def _send(self, type: str, value: Mapping[str, Any], sequence: int) -> None:
+        parameters = nni.trial._params
+        self._channel.send_metric(
+            type=type,
+            parameter_id=parameters["parameter_id"] if parameters else None,
+            trial_job_id=trial_env_vars.NNI_TRIAL_JOB_ID,
+            sequence=sequence,
+            value=dict(value),
+        )
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TrainingError(
+            f"the evaluator must report numbers but {name!r} is {value!r}."
+        ) from None
+    if not math.isfinite(number):
+        raise TrainingError(f"the evaluator's metric {name!r} is not finite: {number}.")
+    return number

@@ -1,0 +1,141 @@
+"""Evaluators as users write them; trials import them from here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nni
+import torch
+from nni.nas.evaluator.pytorch import Classification, DataLoader, Lightning, Regression, Trainer
+from nni.nas.evaluator.pytorch.lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from nni_petridish.data import load_data
+
+QUIET = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+    "accelerator": "cpu",
+}
+
+
+class Digits(Dataset[tuple[Tensor, Tensor]]):
+    """Digits; with ``offset`` the label is a number to be predicted instead of a class."""
+
+    def __init__(self, split: str, as_number: bool = False) -> None:
+        self.items = list(getattr(load_data("digits", limit=96, validation=100), split))
+        self.as_number = as_number
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image, label = self.items[index]
+        number = torch.as_tensor(label)
+        return image, number.float().reshape(1) / 10 if self.as_number else number
+
+
+def loader(split: str, as_number: bool = False) -> DataLoader:
+    data = nni.trace(Digits)(split=split, as_number=as_number)
+    return DataLoader(dataset=data, batch_size=32, shuffle=split == "train")
+
+
+def accuracy(net: nn.Module) -> float:
+    net.eval()
+    with torch.no_grad():
+        hits = [
+            (net(images).argmax(1) == labels).float() for images, labels in loader("validation")
+        ]
+    return float(torch.cat(hits).mean())
+
+
+def train_by_hand(net: nn.Module, lr: float = 0.05, epochs: int = 1) -> None:
+    """A user's function: its own optimizer and loop."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+    for _ in range(epochs):
+        net.train()
+        for images, labels in loader("train"):
+            optimizer.zero_grad()
+            F.cross_entropy(net(images), labels).backward()
+            optimizer.step()
+        nni.report_intermediate_result(accuracy(net))
+    nni.report_final_result({"default": accuracy(net), "threads": torch.get_num_threads()})
+
+
+def train_once(net: nn.Module, lr: float = 0.05) -> None:
+    """A user's function that nobody can tell how long to train."""
+    train_by_hand(net, lr, epochs=1)
+
+
+def fail_at_times(net: nn.Module, folder: str, times: int) -> None:
+    """Train seeds; fail the first ``times`` times that anything else is to be trained."""
+    if net.genotype.growths or any(m.weak_learner is not None for m in net.cells):
+        tries = len(os.listdir(folder))
+        (Path(folder) / str(tries)).touch()
+        if tries < times:
+            raise RuntimeError(f"trouble number {tries}\nand more about it")
+    train_by_hand(net)
+
+
+class UsersModule(LightningModule):
+    """A user's Lightning module: own loss, optimizer, schedule and reports."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__()
+        self.lr = lr
+        self.hits: list[Tensor] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        images, labels = batch
+        return F.cross_entropy(self(images), labels, label_smoothing=0.1)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        images, labels = batch
+        self.hits.append((self(images).argmax(1) == labels).float())
+
+    def on_validation_epoch_end(self) -> None:
+        self.accuracy = float(torch.cat(self.hits).mean())
+        self.hits.clear()
+        if not self.trainer.sanity_checking:
+            nni.report_intermediate_result(self.accuracy)
+
+    def on_fit_end(self) -> None:
+        nni.report_final_result(self.accuracy)
+
+    def configure_optimizers(self) -> object:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+def users_lightning(epochs: int = 1) -> Lightning:
+    module = nni.trace(UsersModule)(lr=0.01)
+    trainer = Trainer(max_epochs=epochs, **QUIET)
+    return Lightning(module, trainer, loader("train"), loader("validation"))
+
+
+def classification(epochs: int = 1) -> Classification:
+    return Classification(
+        num_classes=10,
+        learning_rate=0.01,
+        train_dataloaders=loader("train"),
+        val_dataloaders=loader("validation"),
+        max_epochs=epochs,
+        **QUIET,
+    )
+
+
+def regression(epochs: int = 1) -> Regression:
+    return Regression(
+        train_dataloaders=loader("train", as_number=True),
+        val_dataloaders=loader("validation", as_number=True),
+        max_epochs=epochs,
+        **QUIET,
+    )
