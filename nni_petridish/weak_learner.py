@@ -22,6 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.genotype import Shortcut, learner_name
+from nni_petridish.hidden_sum import (
+    EndsInNorm,
+    SharedInput,
+    Unnormalized,
+    add_hidden_sum,
+    can_hide_norms,
+)
 
 Schedule = Callable[[int], float]
 """λ as a function of the number of backward passes since the candidates were attached."""
@@ -35,50 +42,6 @@ def stop_gradient(x: Tensor) -> Tensor:
 def stop_forward(x: Tensor) -> Tensor:
     """sf(x) = x − sg(x): zero in the forward pass, the identity in the backward pass."""
     return x - stop_gradient(x)
-
-
-class _AddHiddenSum(torch.autograd.Function):
-    """x_k + sf(Σ_c α_c u_c) in one node of the graph.
-
-    sf hides the value of the sum, so the forward pass never computes it: it returns x_k. The
-    backward pass hands the gradient g to x_k, ⟨g, u_c⟩ to α_c and α_c·g to u_c.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x_k: Tensor, alpha: Tensor, *candidates: Tensor) -> Tensor:
-        ctx.save_for_backward(alpha, *candidates)
-        return x_k.view_as(x_k)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,) = grads
-        alpha, *candidates = ctx.saved_tensors
-        grad_alpha = None
-        if ctx.needs_input_grad[1]:
-            grad_alpha = torch.stack([(g * u).sum() for u in candidates]).to(alpha.dtype)
-        weights = alpha.unbind()
-        wanted = ctx.needs_input_grad[2:]
-        return (
-            g,
-            grad_alpha,
-            *(w * g if want else None for w, want in zip(weights, wanted, strict=True)),
-        )
-
-
-def add_hidden_sum(x_k: Tensor, alpha: Tensor, candidates: Sequence[Tensor]) -> Tensor:
-    """Return ``x_k + sf(Σ_c α_c u_c)`` (Algorithm 1, lines 7 and 11) without computing the sum.
-
-    Parameters
-    ----------
-    x_k
-        The layer that is boosted.
-    alpha
-        One weight for each candidate, shape ``(len(candidates),)``.
-    candidates
-        The normalised shortcuts u_c = op_j(sg(z_i)), each of x_k's shape.
-    """
-    result: Tensor = _AddHiddenSum.apply(x_k, alpha, *candidates)
-    return result
 
 
 class _L1(torch.autograd.Function):
@@ -276,18 +239,32 @@ class JointWeakLearner(nn.Module):
         if not self.training and not torch.is_grad_enabled():
             return x_k  # sf hides the value of x_c, and nobody asks for its gradient
         z = {source: stop_gradient(value) for source, value in inputs.items()}
+        if can_hide_norms(self.ops, [x_k, *z.values()]):
+            return add_hidden_sum(x_k, self.table.alpha, self._unnormalized_candidates(z))
         return add_hidden_sum(x_k, self.table.alpha, self._candidates(z))
 
     def _candidates(self, z: Mapping[str, Tensor]) -> list[Tensor]:
-        """Compute every op_j(z_i), the only place where candidates are evaluated."""
-        adapted = {
-            source: self.adapters[source](value) if source in self.adapters else value
-            for source, value in z.items()
-        }
+        """Compute every op_j(z_i)."""
+        adapted = self._adapted(z)
         return [
             op(adapted[source])
             for (source, _), op in zip(self.table.shortcuts, self.ops, strict=True)
         ]
+
+    def _unnormalized_candidates(self, z: Mapping[str, Tensor]) -> list[Unnormalized]:
+        """Compute every op_j(z_i) but for the batch norm at its end."""
+        shared = {source: SharedInput(value) for source, value in self._adapted(z).items()}
+        return [
+            Unnormalized.of(op, shared[source])
+            for (source, _), op in zip(self.table.shortcuts, self.ops, strict=True)
+            if isinstance(op, EndsInNorm)
+        ]
+
+    def _adapted(self, z: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            source: self.adapters[source](value) if source in self.adapters else value
+            for source, value in z.items()
+        }
 
     def extra_repr(self) -> str:
         """Show the variant."""

@@ -8,56 +8,135 @@ it is an ordinary layer (the seed's).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from nni_petridish.errors import GenotypeError
 from nni_petridish.genotype import VISION_OPS
+from nni_petridish.hidden_sum import EndsInNorm, SharedInput
+from nni_petridish.kernels import fast_kernels_apply
+from search_spaces.depthwise import DepthwiseConv2d
+from search_spaces.pooling import AvgPool3x3, MaxPool3x3
 
 
-def _separable(
-    channels: int, kernel: int, stride: int, dilation: int, affine: bool
-) -> nn.Sequential:
-    """ReLU, depthwise conv, pointwise conv, batch norm."""
-    padding = dilation * (kernel - 1) // 2
-    return nn.Sequential(
-        nn.ReLU(),
-        nn.Conv2d(
-            channels, channels, kernel, stride, padding, dilation, groups=channels, bias=False
-        ),
-        nn.Conv2d(channels, channels, 1, bias=False),
-        nn.BatchNorm2d(channels, affine=affine),
-    )
+class SeparableConvs(nn.Sequential, EndsInNorm):
+    """ReLU, depthwise conv, pointwise conv, batch norm; once or several times in a row.
 
-
-def sep_conv(channels: int, kernel: int, stride: int, affine: bool) -> nn.Sequential:
-    """Separable conv, applied twice; only the first application is strided.
-
-    The inner batch norm is always affine (a ReLU follows it); the outer one is the normalisation.
+    Parameters
+    ----------
+    channels
+        Width of input and output.
+    kernel
+        Side of the depthwise kernels.
+    strides
+        The stride of each application.
+    dilation
+        Of the depthwise kernels.
+    affine
+        Whether the last batch norm is affine. The others are: a ReLU follows them.
     """
-    return nn.Sequential(
-        *_separable(channels, kernel, stride, 1, affine=True),
-        *_separable(channels, kernel, 1, 1, affine),
-    )
+
+    def __init__(
+        self, channels: int, kernel: int, strides: Sequence[int], dilation: int, affine: bool
+    ) -> None:
+        layers: list[nn.Module] = []
+        for i, stride in enumerate(strides):
+            layers += [
+                nn.ReLU(),
+                DepthwiseConv2d(channels, kernel, stride, dilation),
+                nn.Conv2d(channels, channels, 1, bias=False),
+                nn.BatchNorm2d(channels, affine=affine or i < len(strides) - 1),
+            ]
+        super().__init__(*layers)
+
+    def last_norm(self) -> nn.BatchNorm2d:
+        """Return the batch norm at the end."""
+        return cast(nn.BatchNorm2d, self[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised output."""
+        return self.last_norm()(self.before_norm(SharedInput(x)))
+
+    def before_norm(self, z: SharedInput) -> Tensor:
+        """Return the output of the last pointwise conv."""
+        x = self[2](self[1](z.rectified))
+        for i in range(4, len(self), 4):
+            # In place: the gradient of a batch norm does not need its output.
+            x = F.relu(self[i - 1](x), inplace=self.training)
+            x = self[i + 2](self[i + 1](x))
+        return x
 
 
-def dil_conv(channels: int, kernel: int, stride: int, affine: bool) -> nn.Sequential:
+def sep_conv(channels: int, kernel: int, stride: int, affine: bool) -> SeparableConvs:
+    """Separable conv, applied twice; only the first application is strided."""
+    return SeparableConvs(channels, kernel, (stride, 1), 1, affine)
+
+
+def dil_conv(channels: int, kernel: int, stride: int, affine: bool) -> SeparableConvs:
     """Dilated separable conv (dilation 2), applied once."""
-    return _separable(channels, kernel, stride, 2, affine)
+    return SeparableConvs(channels, kernel, (stride,), 2, affine)
 
 
-def _pool(kind: str, channels: int, stride: int, affine: bool) -> nn.Sequential:
-    pool = (
-        nn.MaxPool2d(3, stride, 1)
-        if kind == "max"
-        else nn.AvgPool2d(3, stride, 1, count_include_pad=False)
-    )
-    return nn.Sequential(pool, nn.BatchNorm2d(channels, affine=affine))
+class Pool(nn.Sequential, EndsInNorm):
+    """3x3 pooling, ``max`` or ``avg``, and batch norm."""
+
+    def __init__(self, kind: str, channels: int, stride: int, affine: bool) -> None:
+        pool = MaxPool3x3(stride) if kind == "max" else AvgPool3x3(stride)
+        super().__init__(pool, nn.BatchNorm2d(channels, affine=affine))
+
+    def last_norm(self) -> nn.BatchNorm2d:
+        """Return the batch norm at the end."""
+        return cast(nn.BatchNorm2d, self[1])
+
+    def before_norm(self, z: SharedInput) -> Tensor:
+        """Return what the pooling returns."""
+        return cast(Tensor, self[0](z.value))
 
 
-class FactorizedReduce(nn.Module):
+class Identity(nn.BatchNorm2d, EndsInNorm):
+    """The identity, normalised."""
+
+    def last_norm(self) -> nn.BatchNorm2d:
+        """Return the batch norm, which is all there is."""
+        return self
+
+    def before_norm(self, z: SharedInput) -> Tensor:
+        """Return the input."""
+        return z.value
+
+
+class _EvenAndOddPixels(torch.autograd.Function):
+    """The pixels whose row and column are even, and those whose are odd, filled up with zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.shape = x.shape
+        even, odd = _even_and_odd_pixels(x)
+        layout = torch.channels_last
+        return even.contiguous(memory_format=layout), odd.contiguous(memory_format=layout)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        even, odd = grads
+        n, channels, height, width = ctx.shape
+        # In channels_last, unlike the gradient of a slice: mixed layouts slow all that follows.
+        dx = even.new_zeros(n, height, width, channels).permute(0, 3, 1, 2)
+        dx[:, :, ::2, ::2] = even
+        dx[:, :, 1::2, 1::2] = odd[:, :, : height // 2, : width // 2]
+        return dx
+
+
+def _even_and_odd_pixels(x: Tensor) -> tuple[Tensor, Tensor]:
+    even, odd = x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]
+    return even, F.pad(odd, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
+
+
+class FactorizedReduce(nn.Module, EndsInNorm):
     """Halve the resolution without losing pixels: ReLU, two strided 1x1 convs, batch norm.
 
     One conv reads the even pixels, the other the odd ones (both phases), and their outputs are
@@ -72,12 +151,22 @@ class FactorizedReduce(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x at half the resolution."""
-        # The phases are sliced, not strided over by the convs: the weight gradient of a strided 1x1
+        return self.norm(self.before_norm(SharedInput(x)))
+
+    def last_norm(self) -> nn.BatchNorm2d:
+        """Return the batch norm at the end."""
+        return self.norm
+
+    def before_norm(self, z: SharedInput) -> Tensor:
+        """Return the two convs, concatenated."""
+        # The pixels are picked, not strided over by the convs: the weight gradient of a strided 1x1
         # conv in channels_last corrupts memory at few channels in torch 2.15 on the CPU.
-        x = F.relu(x)
-        even, odd = x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]
-        odd = F.pad(odd, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
-        return self.norm(torch.cat([self.even(even), self.odd(odd)], dim=1))
+        x = z.rectified
+        if self.training and fast_kernels_apply(x):
+            even, odd = _EvenAndOddPixels.apply(x)
+        else:
+            even, odd = _even_and_odd_pixels(x)
+        return torch.cat([self.even(even), self.odd(odd)], dim=1)
 
 
 def project(c_in: int, c_out: int) -> nn.Sequential:
@@ -87,7 +176,7 @@ def project(c_in: int, c_out: int) -> nn.Sequential:
 
 def _identity(channels: int, stride: int, affine: bool) -> nn.Module:
     if stride == 1:
-        return nn.BatchNorm2d(channels, affine=affine)
+        return Identity(channels, affine=affine)
     return FactorizedReduce(channels, channels, affine)
 
 
@@ -96,8 +185,8 @@ _MAKERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
     "sep_conv_5x5": lambda c, stride, affine: sep_conv(c, 5, stride, affine),
     "dil_conv_3x3": lambda c, stride, affine: dil_conv(c, 3, stride, affine),
     "dil_conv_5x5": lambda c, stride, affine: dil_conv(c, 5, stride, affine),
-    "max_pool_3x3": lambda c, stride, affine: _pool("max", c, stride, affine),
-    "avg_pool_3x3": lambda c, stride, affine: _pool("avg", c, stride, affine),
+    "max_pool_3x3": lambda c, stride, affine: Pool("max", c, stride, affine),
+    "avg_pool_3x3": lambda c, stride, affine: Pool("avg", c, stride, affine),
     "identity": _identity,
 }
 
