@@ -1,5 +1,5 @@
 # Two commands do everything: `make search` and `make test`. Both set up .venv on first use.
-PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.10 python3))
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3))
 BIN := .venv/bin
 CONFIG ?= configs/petridish.yml
 
@@ -31,7 +31,7 @@ clean:
 
 # The mark is made last, so that an interrupted installation is done again.
 .venv/installed: setup.cfg pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.10 to 3.12 is needed but none was found."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed but none was found."; exit 1; }
 	@echo "Setting up .venv with $(PYTHON): a few minutes, once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"

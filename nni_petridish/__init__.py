@@ -54,6 +54,7 @@ _HOMES = {
     "fit": "training",
     "has_candidates": "grow",
     "load_data": "data",
+    "load_model": "export",
     "load_network": "growth",
     "run_growth": "growth",
     "run_search": "runner",
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
         SearchError,
         TrainingError,
     )
+    from nni_petridish.export import load_model
     from nni_petridish.gallery import Gallery
     from nni_petridish.genotype import Genotype, VisionGenotype
     from nni_petridish.grow import (
@@ -107,8 +109,8 @@ if TYPE_CHECKING:
     from nni_petridish.language_recipe import LanguageRecipe
     from nni_petridish.plan import Plan
     from nni_petridish.recipe import Recipe
-    from nni_petridish.records import Growth, Limits, Outcome, SearchSettings
     from nni_petridish.recipe_evaluator import RecipeEvaluator
+    from nni_petridish.records import Growth, Limits, Outcome, SearchSettings
     from nni_petridish.recurrent_genotype import RecurrentGenotype
     from nni_petridish.runner import run_search
     from nni_petridish.schedules import L1Schedule

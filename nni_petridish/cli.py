@@ -51,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     search.set_defaults(command=_search)
 
     check = commands.add_parser("check", help="say whether a configuration is valid")
+    check.add_argument(
+        "--estimate", action="store_true", help="measure what a growth takes on this machine"
+    )
     check.set_defaults(command=_check)
 
     for command in (run, search, check):
@@ -62,13 +65,13 @@ def _parser() -> argparse.ArgumentParser:
             "--resume", action="store_true", help="go on with the search that the gallery holds"
         )
 
-    show = commands.add_parser("show", help="show what a search has found")
-    show.add_argument("gallery", type=Path, metavar="GALLERY", help="the folder of the gallery")
-    show.set_defaults(command=_show)
-
     from nni_petridish.baselines.feature_selection.cli import add_analogy_command
+    from nni_petridish.model_commands import add_model_commands
+    from nni_petridish.tuning.cli import add_tune_command
 
+    add_model_commands(commands)
     add_analogy_command(commands)
+    add_tune_command(commands)
     return parser
 
 
@@ -80,6 +83,7 @@ def _run(options: argparse.Namespace) -> int:
     config.check_gallery()
     _refuse_unless_resuming(config, options.resume)
     port = options.port or free_port()
+    _interrupt_on_term()
     print(f"Starting NNI with {config.concurrency} workers; Ctrl-C stops and keeps what is found.")
 
     def started(experiment: Experiment) -> None:
@@ -116,17 +120,11 @@ def _check(options: argparse.Namespace) -> int:
     config = SearchConfig.from_yaml(options.config)
     config.check_gallery()
     print(f"{options.config} is valid; the gallery will be {config.gallery}.")
+    if config.space["space"] == "vision":
+        from nni_petridish.estimate import describe_cost
+
+        print(describe_cost(config, measure=options.estimate))
     return 0
-
-
-def _show(options: argparse.Namespace) -> int:
-    from nni_petridish.config import SearchConfig
-    from nni_petridish.gallery import Gallery
-    from nni_petridish.search import Search
-
-    gallery = Gallery(options.gallery)
-    settings = SearchConfig.of_gallery(gallery).settings
-    return _finish(Search.replay(settings, gallery.journal.read_all()), options.gallery)
 
 
 def _refuse_unless_resuming(config: SearchConfig, resume: bool) -> None:
@@ -151,6 +149,16 @@ def _finish(search: Search, gallery: Path) -> int:
         return 1
     print(f"Report:  {write_report(search, gallery)}")
     return 0
+
+
+def _interrupt_on_term() -> None:
+    """Let SIGTERM do what Ctrl-C does, so that no process of NNI is left behind."""
+    import signal
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 class _StopOnInterrupt:

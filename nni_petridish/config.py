@@ -11,17 +11,20 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.atomic import to_json, write_file
 from nni_petridish.checks import mapping, prefix, refuse_unknown, resolve
+from nni_petridish.chooser import Range, make_chooser, split_ranges
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery import Gallery
 from nni_petridish.kinds import ARGUMENTS, kind_of
 from nni_petridish.plan import Plan
 from nni_petridish.records import Growth, Limits, SearchSettings, check_number
+from nni_petridish.search import Chooser
+from nni_petridish.tuning.section import check_tuning
 
 if TYPE_CHECKING:
     from nni_petridish.task import Task
@@ -51,7 +54,7 @@ _NNI_KEYS = (
 _TUNER_KEYS = ("className", "codeDirectory", "classArgs")
 _SETTINGS = tuple(f.name for f in fields(SearchSettings) if f.name != "limits")
 _PLAN = tuple(f.name for f in fields(Plan))
-_OWN = ("gallery", "data", "recipe", "limits")
+_OWN = ("gallery", "data", "recipe", "limits", "tuning")
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class SearchConfig:
         How many growths run at the same time.
     machines
         On how many machines they run.
+    ranges
+        Where λ and I_max may lie if each growth is to choose its own.
     """
 
     gallery: Path
@@ -86,19 +91,13 @@ class SearchConfig:
     plan: Plan
     concurrency: int = 1
     machines: int = 1
+    ranges: dict[str, Range] = field(default_factory=dict)
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> SearchConfig:
         """Read and check a configuration file; `ConfigError` names what is wrong in one line."""
-        document = _read_yaml(Path(path))
-        refuse_unknown(document, _NNI_KEYS, "")
-        for key in ("searchSpace", "tuner"):
-            if key not in document:
-                raise ConfigError(f"{key} is missing in {path}.")
-        tuner = mapping("tuner", document["tuner"])
-        refuse_unknown(tuner, _TUNER_KEYS, "tuner.")
-        base = Path(path).parent / str(tuner.get("codeDirectory", "."))
-        return cls.from_parts(document["searchSpace"], tuner.get("classArgs"), base, document)
+        search_space, class_args, base, experiment = read_experiment(path)
+        return cls.from_parts(search_space, class_args, base, experiment)
 
     @classmethod
     def from_parts(
@@ -113,13 +112,15 @@ class SearchConfig:
         kind = kind_of(space)
         data = kind.read_data(mapping(f"{ARGUMENTS}.data", arguments.get("data", {})), base)
         kind.check_space({k: v for k, v in space.items() if k != "space"}, data)
+        check_tuning(arguments.pop("tuning", {}))
         with prefix(f"{ARGUMENTS}."):
+            arguments, ranges = split_ranges(arguments)
             settings = _read_settings(arguments)
             plan = Plan(**{name: arguments[name] for name in _PLAN if name in arguments})
         recipe = kind.read_recipe(mapping(f"{ARGUMENTS}.recipe", arguments.get("recipe", {})), data)
         gallery = _read_gallery(arguments.get("gallery"), base)
         machines = _count_machines(experiment.get("trainingService"))
-        return cls(gallery, space, data, recipe, settings, plan, concurrency, machines)
+        return cls(gallery, space, data, recipe, settings, plan, concurrency, machines, ranges)
 
     def at_once(self, growth: Growth) -> int:
         """Return how many growths run on the machine of this one, itself included."""
@@ -143,13 +144,21 @@ class SearchConfig:
             plan=Plan(**data["plan"]),
             concurrency=data["concurrency"],
             machines=data["machines"],
+            ranges={name: Range(**ends) for name, ends in data.get("ranges", {}).items()},
         )
 
     def identity(self) -> dict[str, Any]:
         """Return what must not change while a search lasts: not limits, folders and devices."""
         recipe = {k: v for k, v in asdict(self.recipe).items() if k not in ("device", "epochs")}
         data = {k: v for k, v in self.data.items() if k not in ("root", "workers")}
-        return {**self.settings.identity(), **asdict(self.plan), "data": data, "recipe": recipe}
+        # A range takes the place of its number; without one nothing is said of ranges.
+        ranges = {name: asdict(range) for name, range in self.ranges.items()}
+        chosen = {**self.settings.identity(), **asdict(self.plan), **ranges}
+        return {**chosen, "data": data, "recipe": recipe}
+
+    def make_chooser(self, gallery: Gallery) -> Chooser | None:
+        """Return what chooses λ and I_max of each growth; None if they are numbers."""
+        return make_chooser(self.ranges, self.settings, gallery)
 
     def load_task(self) -> Task:
         """Load the data and make the task; needs torch."""
@@ -173,6 +182,23 @@ class SearchConfig:
             return cls.from_dict(json.loads(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise GalleryError(f"{path} cannot be read: {error}.") from None
+
+
+def read_experiment(
+    path: str | os.PathLike[str],
+) -> tuple[Any, dict[str, Any], Path, dict[str, Any]]:
+    """Read a file and check what is NNI's in it; return the arguments of `from_parts`."""
+    document = _read_yaml(Path(path))
+    refuse_unknown(document, _NNI_KEYS, "")
+    for key in ("searchSpace", "tuner"):
+        if key not in document:
+            raise ConfigError(f"{key} is missing in {path}.")
+    tuner = mapping("tuner", document["tuner"])
+    refuse_unknown(tuner, _TUNER_KEYS, "tuner.")
+    base = Path(path).parent / str(tuner.get("codeDirectory", "."))
+    class_args = tuner.get("classArgs")
+    arguments = mapping(ARGUMENTS, class_args if class_args is not None else {})
+    return document["searchSpace"], arguments, base, document
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

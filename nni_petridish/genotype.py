@@ -6,6 +6,7 @@ depths or weights: those belong to the space that builds it.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from abc import ABC, abstractmethod
@@ -33,6 +34,8 @@ VISION_SOURCES = ("prev_prev", "prev")
 MERGES = ("concat_project", "weighted_sum")
 MODES = ("cell", "macro")
 CELL_KEYS = ("normal", "reduce")
+#: Modules whose genotypes `Genotype.from_dict` reads too; without torch, and loaded on first use.
+_OTHER_HOMES = ("nni_petridish.recurrent_genotype",)
 
 Shortcut = tuple[str, str]
 """``(source, op)``: one candidate op_j(z_i)."""
@@ -86,6 +89,8 @@ class Genotype(ABC):
         if isinstance(version, bool) or version != VERSION:
             raise GenotypeError(f"version: must be {VERSION} but got {_show(version)}.")
         space = data.get("space")
+        for home in _OTHER_HOMES:
+            importlib.import_module(home)
         families = {f.space: f for f in cls._families.values() if issubclass(f, cls)}
         if not isinstance(space, str) or space not in families:
             raise GenotypeError(f"space: must be {_one_of(families)} but got {_show(space)}.")

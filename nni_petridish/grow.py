@@ -249,6 +249,8 @@ def _known_keys(known: Collection[str], keys: Collection[str] | None) -> list[st
 
 def _common_shortcuts(key: str, group: list[Site]) -> list[tuple[str, str]]:
     shortcuts = group[0].eligible_shortcuts()
+    if not shortcuts:
+        raise GrowthError(f"{key!r} cannot grow any further: it has no candidates left.")
     if any(site.eligible_shortcuts() != shortcuts for site in group):
         raise GrowthError(f"the sites of {key!r} differ in their candidates: cannot share one α.")
     return shortcuts

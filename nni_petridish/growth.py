@@ -20,6 +20,7 @@ from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
 from nni_petridish.grow import alpha_tables, attach_candidates, finalize_candidates
 from nni_petridish.plan import Plan
+from nni_petridish.prediction import Tables, add_predictions
 from nni_petridish.records import Growth, Outcome
 from nni_petridish.schedules import L1Schedule
 from nni_petridish.task import Record, Task
@@ -112,11 +113,18 @@ class _Work:
         self._randomise("weak")
         attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
         self._train(net, "weak", self.plan.weak_epochs)
-        tables = alpha_tables(net)
+        tables = self._predict(net, alpha_tables(net))
         finalize_candidates(net, self.growth.i_max)
         self._randomise("final")
         self._train(net, "final", self.plan.final_epochs)
         return net, {"i_max": self.growth.i_max, "tables": tables}
+
+    def _predict(self, net: nn.Module, tables: Tables) -> Tables:
+        """Note beside each α what its candidate promises, where the task can tell."""
+        losses = getattr(self.task, "validation_losses", None)
+        if losses is None or self.plan.weak_learning != "isolated":
+            return tables  # joint weak learning has taken its step already
+        return add_predictions(tables, net, losses)
 
     def measure(self, net: nn.Module) -> Outcome:
         """Evaluate on the validation set and count."""

@@ -46,7 +46,8 @@ def run_search(
     gallery = config.open_gallery()
     watcher = watcher or Watcher()
     make_task = functools.cache(config.load_task)
-    with Coordinator(gallery, config.settings) as coordinator:
+    chooser = config.make_chooser(gallery)
+    with Coordinator(gallery, config.settings, chooser) as coordinator:
         refuse_unless_resuming(config.gallery, coordinator.search, resume)
         coordinator.resume()
         on_change(coordinator.search)

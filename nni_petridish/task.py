@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nni_petridish.complexity import count_multiply_adds, count_parameters
 from nni_petridish.data import DataSet
@@ -123,6 +124,13 @@ class VisionTask:
         """Return error, accuracy and loss on the validation images."""
         metrics = evaluate(net, self.data.validation, self.recipe)
         return {"error": metrics.error, "accuracy": metrics.accuracy, "loss": metrics.loss}
+
+    def validation_losses(self, net: nn.Module) -> Iterator[Tensor]:
+        """Yield differentiable parts of the validation loss; their sum is what `evaluate` says."""
+        device, n = next(net.parameters()).device, len(self.data.validation)
+        split = self.data.validation.to(device)
+        for raw, labels in split.batches(self.recipe.batch_size):
+            yield F.cross_entropy(net(split.normalise(raw)), labels, reduction="sum") / n
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one image, parameters)."""

@@ -58,8 +58,11 @@ class PetridishTuner(Tuner):
         self._finished = False
         self._ended = False
         self._manager = find_manager()
-        # NNI calls an experiment failed if its tuner cannot be made, not if it raises later.
-        self._config = self._read_config(self._experiment.get("searchSpace", {}))
+        # NNI calls an experiment failed if its tuner cannot be made, not if it raises later. When
+        # it resumes one, it does not give the space here.
+        space = self._experiment.get("searchSpace")
+        if space:
+            self._read_config(space)
 
     # What NNI calls.
 
@@ -133,7 +136,8 @@ class PetridishTuner(Tuner):
         deadline = time.monotonic() + CLAIM_SECONDS
         while True:
             try:
-                return Coordinator(gallery, self._config.settings)
+                chooser = self._config.make_chooser(gallery)
+                return Coordinator(gallery, self._config.settings, chooser)
             except GalleryError:
                 if time.monotonic() > deadline:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from search_spaces.recurrent import RecurrentSpace
 from search_spaces.vision import VisionSpace
 
-__all__ = ["VisionSpace"]
+__all__ = ["RecurrentSpace", "VisionSpace"]

@@ -110,6 +110,23 @@ def resume(experiment: Experiment) -> None:
     raise AssertionError("the experiment does not come back")
 
 
+def wait_for_progress(config: SearchConfig, seconds: float) -> None:
+    """Wait until something is written into the gallery: an epoch, a model, an event."""
+
+    def written() -> dict[Path, float]:
+        files = [*config.gallery.glob("work/*/*/*"), config.gallery / "journal.jsonl"]
+        return {file: file.stat().st_mtime for file in files if file.exists()}
+
+    before, deadline = written(), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.2)
+        try:
+            if written() != before:
+                return
+        except FileNotFoundError:  # a finished growth took its checkpoints along
+            return
+
+
 def finished_models(config: SearchConfig) -> dict[str, float]:
     """Return the finished models and their errors."""
     if not (config.gallery / "gallery.json").exists():
@@ -129,7 +146,8 @@ def chaos(folder: Path, kills: int, models: int, seed: int, seconds: float) -> d
     with Experiment(path, free_port()) as experiment:
         while not is_done(experiment):
             assert time.monotonic() < deadline, f"not done in time, {count} killed"
-            time.sleep(rng.uniform(0.5, 6))
+            wait_for_progress(config, 40)  # else nothing would ever be finished
+            time.sleep(rng.uniform(0, 4))
             if sum(count.values()) < kills and len(finished_models(config)) < models:
                 victim = rng.choice(VICTIMS)
                 if kill(experiment.id, victim):

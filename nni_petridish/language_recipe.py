@@ -1,0 +1,129 @@
+"""How a language model is trained: DARTS's recipe as one dataclass, and what differs per text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from nni_petridish.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LanguageRecipe:
+    """The recipe of DARTS's recurrent models, which the paper keeps; reasons beside the values.
+
+    Examples
+    --------
+    >>> LanguageRecipe().batch_size
+    64
+    >>> LanguageRecipe.named("pydoc", epochs=2).dropout_outputs
+    0.2
+    """
+
+    # "25 epochs" at each stage; 4500 in the final training.
+    epochs: int = 25
+    batch_size: int = 64
+    # Validation and test text is read in this many columns.
+    evaluation_batch: int = 10
+    # Steps of backpropagation through time: normal around this (half of it with probability 0.05)
+    # with deviation 5, at least 5 and at most 20 more; the learning rate follows the length.
+    bptt: int = 35
+    lr: float = 20.0
+    # Learning rate of α and η. They are single numbers whose gradient is a sum over all units: at
+    # lr = 20 they would jump from one side of zero to the other.
+    scalar_lr: float = 0.05
+    weight_decay: float = 8e-7
+    # Largest norm of the gradient: of the network's weights, of the candidates', of α, and of η.
+    clip: float = 0.25
+    # Locked dropout, see `RecurrentNetwork.set_dropout`.
+    dropout_words: float = 0.0
+    dropout_inputs: float = 0.2
+    dropout_cell_inputs: float = 0.75
+    dropout_hidden: float = 0.25
+    dropout_outputs: float = 0.75
+    # Regularisation of the cell's outputs: of their size (AR), of their change in time (TAR).
+    activation: float = 0.0
+    temporal_activation: float = 1e-3
+    # SGD becomes averaged SGD once the validation loss is no better than it was so many epochs ago.
+    patience: int = 5
+    # auto = cuda if there is one.
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("evaluation_batch", 1),
+            ("bptt", 5),
+            ("patience", 1),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(
+                    f"{name} must be a whole number of at least {least} but got {value!r}."
+                )
+        for name in ("lr", "scalar_lr", "weight_decay", "clip", "activation"):
+            _check_range(name, getattr(self, name), math.inf)
+        _check_range("temporal_activation", self.temporal_activation, math.inf)
+        for name in self.dropout():
+            _check_range(f"dropout_{name}", getattr(self, f"dropout_{name}"), 1)
+        if self.lr == 0 or self.clip == 0:
+            raise ConfigError("lr and clip must be above 0 but got 0.")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ConfigError(f"device must be one of auto, cpu, cuda but got {self.device!r}.")
+
+    @classmethod
+    def named(cls, text: str, **changes: Any) -> LanguageRecipe:
+        """Return the recipe for a text (see `DIFFERENCES`), with `changes` made to it."""
+        if text not in DIFFERENCES:
+            raise ConfigError(f"a recipe must be one of {', '.join(DIFFERENCES)} but got {text!r}.")
+        known = {field.name for field in fields(cls)}
+        for name in changes:
+            if name not in known:
+                raise ConfigError(f"a recipe has {', '.join(sorted(known))} but got {name!r}.")
+        return cls(**{**DIFFERENCES[text], **changes})
+
+    @classmethod
+    def final(cls, text: str, **changes: Any) -> LanguageRecipe:
+        """Return the recipe for training a found cell from scratch (see `FINAL_DIFFERENCES`)."""
+        return cls.named(text, **{**FINAL_DIFFERENCES.get(text, {}), **changes})
+
+    def dropout(self) -> dict[str, float]:
+        """Return the rates of dropout by the names that a network knows them by."""
+        return {
+            field.name.removeprefix("dropout_"): getattr(self, field.name)
+            for field in fields(self)
+            if field.name.startswith("dropout_")
+        }
+
+
+#: What differs from DARTS's recipe, by name of the text.
+DIFFERENCES: dict[str, dict[str, Any]] = {
+    "ptb": {},
+    "text_folder": {},
+    # A tenth of Penn Treebank and a few epochs: more steps in each, and little to overfit.
+    "pydoc": {
+        "epochs": 5,
+        "batch_size": 16,
+        "dropout_inputs": 0.0,
+        "dropout_cell_inputs": 0.2,
+        "dropout_hidden": 0.1,
+        "dropout_outputs": 0.2,
+    },
+}
+
+#: What the training of a found cell from scratch changes, by name of the text.
+FINAL_DIFFERENCES: dict[str, dict[str, Any]] = {
+    # "trained from scratch for 4500 epochs, learning rate of 10 and batch size 64"
+    "ptb": {"epochs": 4500, "lr": 10.0},
+    "text_folder": {"epochs": 4500, "lr": 10.0},
+    # Minutes on a CPU: long enough for averaged SGD to begin.
+    "pydoc": {"epochs": 30, "patience": 3},
+}
+
+
+def _check_range(name: str, value: object, high: float) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value < high:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be a number in [0, {high}) but got {value!r}.")

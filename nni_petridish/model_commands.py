@@ -1,0 +1,143 @@
+"""``nni-petridish show``, ``export`` and ``train``: what to do with a gallery."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from nni_petridish.errors import ConfigError
+from nni_petridish.selection import (
+    add_selection,
+    is_selected,
+    open_search,
+    parse_count,
+    selected,
+)
+
+
+def add_model_commands(subparsers: Any) -> None:
+    """Add the commands to what ``ArgumentParser.add_subparsers`` returned."""
+    show = subparsers.add_parser("show", help="show what a search has found")
+    show.set_defaults(command=_show)
+    export = subparsers.add_parser("export", help="write a model to a file of its own")
+    export.set_defaults(command=_export)
+    train = subparsers.add_parser(
+        "train", help="train a model from scratch on all training images, as large as you like"
+    )
+    train.set_defaults(command=_train)
+    for command in (show, export, train):
+        command.add_argument("gallery", type=Path, metavar="GALLERY", help="a gallery's folder")
+        add_selection(command)
+    _add_export_options(export)
+    _add_train_options(train)
+
+
+def _add_export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        choices=("state_dict", "onnx", "torch_export"),
+        default="state_dict",
+        help="state_dict: safetensors, read by nni_petridish.load_model; the others need neither"
+        " NNI nor this package (default: state_dict)",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    parser.add_argument(
+        "--pixels",
+        action="store_true",
+        help="onnx, torch_export: take pixels of 0 to 255 and normalise inside",
+    )
+
+
+def _add_train_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cells", type=int, metavar="N", help="cells per stage (default: 6)")
+    parser.add_argument("--filters", type=int, metavar="F", help="of the first stage (default: 32)")
+    parser.add_argument(
+        "--fit", metavar="N", help="as many filters as N multiply-adds allow, such as 600M"
+    )
+    parser.add_argument("--epochs", type=int, default=600, help="(default: 600)")
+    parser.add_argument("--repetitions", type=int, default=1, help="(default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first repetition (default: 0)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the search's recipe, such as lr=0.025; may be given several times",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="(default: a folder in GALLERY/final)"
+    )
+
+
+def _show(options: argparse.Namespace) -> int:
+    from nni_petridish.report import hull_table, lineage_table, write_report
+    from nni_petridish.report.tables import model_row, text_table
+
+    _, search = open_search(options.gallery)
+    if is_selected(options):
+        print(text_table([model_row(search, selected(search, options))]))
+        return 0
+    print(hull_table(search))
+    for id, reason in search.dropped().items():
+        print(f"{id} was given up: {reason}")
+    if not search.models():
+        return 1
+    print(f"\nLineage (error, multiply-adds; * on the hull)\n{lineage_table(search)}\n")
+    print(f"Report: {write_report(search, options.gallery)}")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from nni_petridish.config import SearchConfig
+    from nni_petridish.export import export_model, from_gallery, measure_normalisation
+
+    gallery, search = open_search(options.gallery)
+    model = from_gallery(options.gallery, selected(search, options).id)
+    if (gallery.folder / "config.json").exists():
+        known = measure_normalisation(SearchConfig.of_gallery(gallery))
+        model = replace(model, facts={**model.facts, "normalisation": known})
+    export_model(model, options.out, options.format, options.pixels)
+    print(f"{model.facts['id']} (error {model.facts['error']:.4f}) is in {options.out}.")
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    from nni_petridish.final import final_training, summary
+
+    _, search = open_search(options.gallery)
+    training = final_training(
+        options.gallery,
+        selected(search, options).id,
+        cells_per_stage=options.cells,
+        filters=options.filters,
+        epochs=options.epochs,
+        seed=options.seed,
+        max_multiply_adds=None if options.fit is None else parse_count(options.fit),
+        changes=dict(map(_read_change, options.set)),
+    )
+    folder = options.out or options.gallery / "final" / training.name
+    multiply_adds, parameters = training.size()
+    print(
+        f"{training.model} with N={training.space.cells_per_stage}, F={training.space.filters}:"
+        f" {parameters:,} parameters, {multiply_adds:,} multiply-adds; in {folder}",
+        flush=True,
+    )
+
+    def tell(result: dict[str, Any]) -> None:
+        number, error = result["repetition"], result["test_error"]
+        print(f"run {number}: test error {error:.4f}", flush=True)
+
+    print(summary(training.run(folder, options.repetitions, progress=True, on_result=tell)))
+    return 0
+
+
+def _read_change(text: str) -> tuple[str, Any]:
+    import yaml
+
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set must be KEY=VALUE but got {text!r}.")
+    return key, yaml.safe_load(value)

@@ -1,0 +1,16 @@
+"""What a search has found: tables for a terminal, and a page with pictures that works offline."""
+
+from __future__ import annotations
+
+from nni_petridish.report.page import PICTURE_FILE, PICTURES, REPORT_FILE, write_report
+from nni_petridish.report.tables import hull_rows, hull_table, lineage_table
+
+__all__ = [
+    "PICTURES",
+    "PICTURE_FILE",
+    "REPORT_FILE",
+    "hull_rows",
+    "hull_table",
+    "lineage_table",
+    "write_report",
+]

@@ -1,0 +1,84 @@
+"""The diary of a growth: α of every candidate, who was selected, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nni_petridish.report import svg
+
+_ROW = 19
+
+
+def alpha_chart(key: str, rows: Sequence[Mapping[str, Any]], i_max: int) -> str:
+    """Draw the α of one table as bars, in order of |α|; the first ``i_max`` were selected."""
+    largest = max((abs(_number(row.get("alpha")) or 0.0) for row in rows), default=0.0) or 1.0
+    with_prediction = any(_number(row.get("predicted")) is not None for row in rows)
+    middle, reach, width = 250.0, 90.0, 540.0 if with_prediction else 430.0
+    parts = [
+        svg.text(8, 16, key, "bold"),
+        svg.text(middle, 16, "0", "soft", "middle"),
+        svg.text(middle + reach + 70, 16, "α", "soft", "end"),
+        svg.line(middle, 22, middle, 26 + _ROW * len(rows), "kin"),
+    ]
+    if with_prediction:
+        parts.append(svg.text(middle + reach + 180, 16, "predicted Δ loss", "soft", "end"))
+    for i, row in enumerate(rows):
+        alpha = _number(row.get("alpha"))
+        y, selected = 26 + _ROW * i, i < i_max
+        length = abs(alpha or 0.0) / largest * reach
+        x = middle if (alpha or 0.0) >= 0 else middle - length
+        css = "bold" if selected else "soft"
+        parts.append(svg.text(8, y + 13, ("✓ " if selected else "") + _name(row), css))
+        parts.append(svg.box(x, y + 3, max(length, 0.5), 12, "f0" if selected else "muted-f", 2))
+        parts.append(svg.text(middle + reach + 70, y + 13, _signed(alpha), css, "end"))
+        if with_prediction:
+            predicted = _signed(_number(row.get("predicted")), 5)
+            parts.append(svg.text(middle + reach + 180, y + 13, predicted, css, "end"))
+    return svg.picture(width, 32 + _ROW * len(rows), parts, f"α of the candidates of {key}")
+
+
+def predicted_change(alphas: Mapping[str, Any]) -> float | None:
+    """Return Σ⟨∇L, α u⟩ over the selected shortcuts: the change of the loss to first order."""
+    i_max = alphas.get("i_max", 0)
+    values = [
+        _number(row.get("predicted"))
+        for rows in alphas.get("tables", {}).values()
+        for row in rows[:i_max]
+    ]
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known and len(known) == len(values) else None
+
+
+def realised_change(
+    history: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> tuple[float, float] | None:
+    """Return the validation loss when the shortcuts were selected, and after training them."""
+    ends = [history[phase][-1] for phase in ("weak", "final") if history.get(phase)]
+    losses = [_number(record.get("validation_loss")) for record in ends]
+    if len(losses) == 2 and losses[0] is not None and losses[1] is not None:
+        return losses[0], losses[1]
+    return None
+
+
+def selected_shortcuts(alphas: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return what each α table selected, as op(source)."""
+    return {
+        key: [_name(row) for row in rows[: alphas.get("i_max", 0)]]
+        for key, rows in alphas.get("tables", {}).items()
+    }
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['op']}({row['source']})"
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def _signed(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:+.{digits}f}".replace("-", "−")

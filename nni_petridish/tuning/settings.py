@@ -1,0 +1,144 @@
+"""A study as a whole: the section of the configuration, and the search that each setting makes."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from nni_petridish.checks import mapping, resolve
+from nni_petridish.config import SearchConfig, read_experiment
+from nni_petridish.errors import ConfigError
+from nni_petridish.plan import Plan
+from nni_petridish.records import SearchSettings
+from nni_petridish.tuning.section import PLACE, Section, Values
+
+PAPER: dict[str, Values] = {
+    "vision": {"l1": 0.001, "i_max": 3},
+    "recurrent": {"l1": 10.0, "i_max": 1},
+}
+"""λ and I_max of the paper, by the kind of space."""
+_FIXED = ("seed", "limits")
+_TUNABLE = {f.name for kind in (SearchSettings, Plan) for f in fields(kind)} - set(_FIXED)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A checked study.
+
+    Parameters
+    ----------
+    section
+        How the study goes.
+    search_space, arguments, base, experiment
+        What `SearchConfig.from_parts` takes.
+    """
+
+    section: Section
+    search_space: dict[str, Any]
+    arguments: dict[str, Any]
+    base: Path
+    experiment: dict[str, Any]
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str]) -> Tuning:
+        """Read and check a configuration file, with every value that the study may try."""
+        search_space, class_args, base, experiment = read_experiment(path)
+        arguments = dict(class_args)
+        section = Section.read(arguments.pop("tuning", {}))
+        return cls(section, mapping("searchSpace", search_space), arguments, base, experiment)
+
+    def __post_init__(self) -> None:
+        default = self.config(self.default())
+        for name, dimension in self.section.space.items():
+            top, _, rest = name.partition(".")
+            if top not in _TUNABLE and not (top == "recipe" and rest):
+                raise ConfigError(
+                    f"{PLACE}.space.{name} cannot be tuned; what can are"
+                    f" {', '.join(sorted(_TUNABLE))} and recipe.NAME."
+                )
+            for value in dimension.corners():
+                self.config({**self.default(), name: value})
+        if self.folder == default.gallery:
+            raise ConfigError(f"{PLACE}.folder must not be the gallery of the search itself.")
+        if (self.folder / "gallery.json").exists():
+            raise ConfigError(
+                f"{PLACE}.folder must be a folder for a study but {self.folder} is a gallery."
+            )
+
+    def change(self, **changes: Any) -> Tuning:
+        """Return the same with another section; what is None stays."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        return replace(self, section=replace(self.section, **given)) if given else self
+
+    @property
+    def folder(self) -> Path:
+        """Where the study keeps its galleries, and its database by default."""
+        given = self.section.folder
+        if given is not None:
+            return resolve(f"{PLACE}.folder", given, self.base)
+        gallery = resolve("gallery", self.arguments.get("gallery", "galleries/search"), self.base)
+        return gallery.with_name(f"{gallery.name}-tuning")
+
+    @property
+    def storage(self) -> str:
+        """URL of the study's storage."""
+        return self.section.storage or f"sqlite:///{self.folder / 'study.db'}"
+
+    def config(self, values: Values, gallery: Path | None = None, repeat: int = 0) -> SearchConfig:
+        """Return the search of a setting."""
+        arguments = copy.deepcopy(self.arguments)
+        for name, value in values.items():
+            _set(arguments, name, value)
+        arguments["seed"] = arguments.get("seed", 0) + repeat if repeat else arguments.get("seed")
+        if arguments["seed"] is None:
+            del arguments["seed"]
+        if gallery is not None:
+            arguments["gallery"] = str(gallery)
+        return SearchConfig.from_parts(self.search_space, arguments, self.base, self.experiment)
+
+    def default(self) -> Values:
+        """Return the paper's setting: its λ and I_max, and the configuration's other values.
+
+        What the study may not choose is left out.
+        """
+        paper = PAPER.get(self.search_space.get("space", "vision"), {})
+        found = {
+            name: paper.get(name, _get(self.arguments, name))
+            for name in self.section.space
+            if name in paper or _get(self.arguments, name) is not None
+        }
+        return {n: value for n, value in found.items() if self.section.space[n].holds(value)}
+
+    def identity(self) -> dict[str, Any]:
+        """Return what all trials of a study must share."""
+        section = self.section
+        some = {name: dimension.corners()[0] for name, dimension in section.space.items()}
+        config = self.config(some)
+        return {
+            "space": {name: dimension.to_dict() for name, dimension in section.space.items()},
+            "repeats": section.repeats,
+            "max_multiply_adds": section.max_multiply_adds,
+            "multi_objective": section.multi_objective,
+            "searchSpace": config.space,
+            "search": {**config.identity(), "limits": asdict(config.settings.limits)},
+        }
+
+
+def _get(arguments: Mapping[str, Any], name: str) -> Any:
+    value: Any = arguments
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _set(arguments: dict[str, Any], name: str, value: Any) -> None:
+    *above, last = name.split(".")
+    for key in above:
+        arguments = arguments.setdefault(key, {})
+        if not isinstance(arguments, dict):
+            raise ConfigError(f"{PLACE}.space.{name}: {key} is not a mapping.")
+    arguments[last] = value
