@@ -118,7 +118,7 @@ FINAL_DIFFERENCES: dict[str, dict[str, Any]] = {
     # "trained from scratch for 4500 epochs, learning rate of 10 and batch size 64"
     "ptb": {"epochs": 4500, "lr": 10.0},
     "text_folder": {"epochs": 4500, "lr": 10.0},
-    # Minutes on a CPU: long enough for averaged SGD to begin.
+    # For a CPU; averaged SGD may begin earlier, since there are fewer epochs.
     "pydoc": {"epochs": 30, "patience": 3},
 }
 

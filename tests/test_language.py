@@ -25,6 +25,7 @@ from nni_petridish import (
 from nni_petridish.decoder_loss import linear_cross_entropy
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import Watcher, load_network, run_growth
+from nni_petridish.kinds import kind_of
 from nni_petridish.language import evaluate_language, fit_language
 from nni_petridish.language_recipe import LanguageRecipe
 from nni_petridish.plan import Plan
@@ -368,32 +369,26 @@ def test_steps_are_about_what_training_takes() -> None:
     assert task.steps(4) == pytest.approx(taken, rel=0.25)
 
 
-def test_the_part_of_a_configuration_is_checked_and_makes_a_task() -> None:
-    from nni_petridish.recurrent_config import (
-        check_recurrent_space,
-        load_recurrent_task,
-        read_language_recipe,
-        read_text_data,
-    )
-
+def test_the_part_of_a_configuration_is_checked_and_makes_a_task(tmp_path: Path) -> None:
+    kind = kind_of({"space": "recurrent"})
     space = {"embedding": 8, "max_nodes": 3, "ops": ["relu", "none"]}
-    check_recurrent_space(space)
-    data = read_text_data({"vocabulary": 50, "limit": 1000})
-    recipe = read_language_recipe({"batch_size": 7}, data["name"])
-    task = load_recurrent_task({"space": "recurrent", **space}, data, recipe)
+    data = kind.read_data({"vocabulary": 50, "limit": 1000}, tmp_path)
+    kind.check_space(space, data)
+    recipe = kind.read_recipe({"batch_size": 7}, data)
+    assert recipe == LanguageRecipe.named("pydoc", batch_size=7)
+    task = kind.load_task({"space": "recurrent", **space}, data, recipe)
+    assert isinstance(task, RecurrentTask)
     assert task.space == RecurrentSpace(50, **space)
     assert len(task.corpus.train) == 1000
-    assert task.recipe == LanguageRecipe.named("pydoc", batch_size=7)
     for call, problem in (
-        (
-            lambda: check_recurrent_space({"filters": 3}),
-            "filters is not known; there are",
-        ),
-        (lambda: check_recurrent_space({"ops": "relu"}), "ops must be a list"),
-        (lambda: check_recurrent_space({"vocabulary": 3}), "vocabulary is not known"),
-        (lambda: read_text_data({"validation": 3}), "validation is not known"),
-        (lambda: read_text_data({"limit": 0}), "limit must be"),
-        (lambda: read_language_recipe({"epochs": 3}, "ptb"), "epochs is not known"),
+        (lambda: kind.check_space({"filters": 3}, data), "searchSpace.filters is not a known key"),
+        (lambda: kind.check_space({"ops": "relu"}, data), "searchSpace.ops must be a list"),
+        (lambda: kind.check_space({"vocabulary": 3}, data), "searchSpace.vocabulary is not"),
+        (lambda: kind.read_data({"validation": 3}, tmp_path), "data.validation is not a known"),
+        (lambda: kind.read_data({"limit": 0}, tmp_path), "data.limit must be at least"),
+        (lambda: kind.read_data({"name": "wiki"}, tmp_path), "text must be one of pydoc"),
+        (lambda: kind.read_data({"name": "ptb", "root": "no"}, tmp_path), "classArgs.data"),
+        (lambda: kind.read_recipe({"epochs": 3}, data), "recipe.epochs is not a known key"),
     ):
         with pytest.raises(PetridishError, match=problem):
             call()

@@ -27,6 +27,7 @@ from nni_petridish.tuning.plots import plot_study
 from nni_petridish.tuning.queue import CONTINUES, OWNER, Queue, first_number, live
 from nni_petridish.tuning.settings import Tuning
 from nni_petridish.tuning.storage import IDENTITY, distributions_of, open_study
+from nni_petridish.tuning.study import make_pruner
 from tests.chaos import check_gallery, write_config
 
 ROOT = Path(__file__).parent.parent
@@ -271,9 +272,32 @@ def complete(study: optuna.Study, tuning: Tuning, errors: list[float], **values:
     )
 
 
-@pytest.mark.parametrize("pruner", ["median", "hyperband"])
-def test_a_pruned_search_stops_at_once_and_keeps_its_gallery(tmp_path: Path, pruner: str) -> None:
-    path = write(tmp_path, models=9, trials=41, pruner=pruner)
+def test_pruners_go_by_name(tmp_path: Path) -> None:
+    def made(**changes: Any) -> optuna.pruners.BasePruner:
+        return make_pruner(Tuning.from_yaml(write(tmp_path, models=9, repeats=2, **changes)))
+
+    assert isinstance(made(), optuna.pruners.MedianPruner)
+    assert isinstance(made(pruner="hyperband"), optuna.pruners.HyperbandPruner)
+    assert isinstance(made(pruner="none"), optuna.pruners.NopPruner)
+    assert isinstance(made(multi_objective=True), optuna.pruners.NopPruner)
+
+
+def test_only_a_study_that_is_there_can_be_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path)
+    assert main(["tune", str(path), "--show"]) == 2
+    assert "There is no study yet" in capsys.readouterr().err
+    tuning = Tuning.from_yaml(path)
+    complete(open_study(tuning), tuning, [0.25], l1=0.01, i_max=2)
+    assert main(["tune", str(path), "--show"]) == 0
+    assert "complete *" in capsys.readouterr().out
+    assert main(["tune", str(path), "--show", "--study", "none"]) == 2
+    assert "There is no study 'none'" in capsys.readouterr().err
+
+
+def test_a_pruned_search_stops_at_once_and_keeps_its_gallery(tmp_path: Path) -> None:
+    path = write(tmp_path, models=9, trials=41)
     tuning = Tuning.from_yaml(path)
     study = open_study(tuning)
     for i in range(40):
@@ -408,7 +432,13 @@ def command(path: Path) -> list[str]:
     return [sys.executable, "-m", "nni_petridish.cli", "tune", str(path)]
 
 
-@pytest.mark.parametrize("url", STORAGES, ids=["sqlite", "journal"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        pytest.param(STORAGES[0], id="sqlite"),
+        pytest.param(STORAGES[1], id="journal", marks=pytest.mark.slow),
+    ],
+)
 def test_kill_9_of_one_of_two_processes_loses_no_trial_and_repeats_none(
     tmp_path: Path, url: str
 ) -> None:

@@ -34,8 +34,10 @@ _BUSY_SECONDS = 60.0
 def open_study(tuning: Tuning, create: bool = True) -> optuna.Study:
     """Open the study, or make it; one line says why that cannot be."""
     section = tuning.section
+    if not create and not tuning.folder.is_dir():
+        raise ConfigError(f"There is no study yet: {tuning.folder} does not exist.")
     try:
-        tuning.folder.mkdir(parents=True, exist_ok=create)
+        tuning.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{tuning.folder} cannot be made: {error.strerror}.") from None
     directions = [StudyDirection.MINIMIZE] * (2 if section.multi_objective else 1)
