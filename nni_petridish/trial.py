@@ -93,18 +93,20 @@ def _grow(growth: Growth, folder: str, stopping: Stopping) -> Outcome:
 
     gallery = Gallery(folder)
     config = SearchConfig.of_gallery(gallery)
-    watcher = Watcher(report=_reporter(growth), stop=lambda: stopping.asked)
+    is_share = config.space["space"] == "vision"  # the others' error is a perplexity
+    watcher = Watcher(report=_reporter(growth, is_share), stop=lambda: stopping.asked)
     return work_on(growth, gallery, config.load_task, config.plan, watcher)
 
 
-def _reporter(growth: Growth) -> Any:
+def _reporter(growth: Growth, is_share: bool) -> Any:
     import nni
 
     from nni_petridish.worker import Orphaned
 
     def report(phase: str, record: dict[str, float]) -> None:
-        error = record.get("validation_error", record["error"])
-        metrics = {"default": 1 - error, "phase": phase, "growth": growth.id, **record}
+        error = record["validation_error"]
+        default = 1 - error if is_share else -error  # as in the final result
+        metrics = {"default": default, "phase": phase, "growth": growth.id, **record}
         try:
             nni.report_intermediate_result(metrics)
         except Exception as problem:
