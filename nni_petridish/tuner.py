@@ -58,11 +58,6 @@ class PetridishTuner(Tuner):
         self._finished = False
         self._ended = False
         self._manager = find_manager()
-        # NNI calls an experiment failed if its tuner cannot be made, not if it raises later. When
-        # it resumes one, it does not give the space here.
-        space = self._experiment.get("searchSpace")
-        if space:
-            self._read_config(space)
 
     # What NNI calls.
 
@@ -71,8 +66,8 @@ class PetridishTuner(Tuner):
         if self._coordinator is not None:
             _log.warning("the search space of a running search cannot change: ignored.")
             return
-        self._config = self._read_config(search_space)
-        with _logged():
+        with _or_exit():
+            self._config = self._read_config(search_space)
             gallery = self._config.open_gallery()
             self._coordinator = self._claim(gallery)
         self._watch = PulseWatch(gallery)
@@ -126,9 +121,8 @@ class PetridishTuner(Tuner):
     def _read_config(self, search_space: dict[str, Any]) -> SearchConfig:
         tuner = self._experiment.get("tuner") or {}
         base = Path(tuner.get("codeDirectory") or os.getcwd())
-        with _logged():
-            config = SearchConfig.from_parts(search_space, self._class_args, base, self._experiment)
-            config.check_gallery()
+        config = SearchConfig.from_parts(search_space, self._class_args, base, self._experiment)
+        config.check_gallery()
         return config
 
     def _claim(self, gallery: Gallery) -> Coordinator:
@@ -199,13 +193,18 @@ class PetridishTuner(Tuner):
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
-    """Leave the reason in one line of NNI's log, where `nni-petridish run` finds it."""
+def _or_exit() -> Iterator[None]:
+    """End this process if the search cannot start, with the reason in one line of NNI's log.
+
+    NNI goes on without a word when a tuner raises here, but calls the experiment failed when its
+    tuner is gone; `nni-petridish run` finds the reason in the log.
+    """
     try:
         yield
     except PetridishError as error:
         _log.error("nni_petridish: %s", error)
-        raise
+        logging.shutdown()
+        os._exit(1)
 
 
 def experiment_parameters() -> dict[str, Any]:
