@@ -6,7 +6,7 @@ CONFIG ?= configs/petridish.yml
 .PHONY: search test test-all lint format benchmark clean
 
 search: .venv/installed
-	$(BIN)/nni-petridish run $(CONFIG)
+	$(BIN)/nni-petridish run $(CONFIG) --resume
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nni_petridish.errors import PetridishError
+from nni_petridish.threads import set_threads
 
 if TYPE_CHECKING:
     from nni_petridish.config import SearchConfig
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. What the user can mend is said in one line."""
     options = _parser().parse_args(arguments)
+    set_threads(1)  # before any command imports torch
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
         result: int = options.command(options)
@@ -98,12 +100,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _search(options: argparse.Namespace) -> int:
     from nni_petridish.config import SearchConfig
-    from nni_petridish.threads import set_threads
 
     config = SearchConfig.from_yaml(options.config)
     config.check_gallery()
     _refuse_unless_resuming(config, options.resume)
-    set_threads(1)
     from nni_petridish.growth import Watcher
     from nni_petridish.runner import run_search
 

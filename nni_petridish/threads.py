@@ -28,6 +28,9 @@ def set_threads(concurrency: int) -> int:
         How many such processes run on this machine at the same time.
     """
     threads = max(1, cores() // max(1, concurrency))
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        threads = min(threads, int(wanted))  # fewer is the user's choice, more would crawl
     for name in _VARIABLES:
         os.environ[name] = str(threads)
     # Where others use the cores too, threads that spin while they wait starve each other.
