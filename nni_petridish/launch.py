@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nni_petridish.config import SearchConfig
+from nni_petridish.config import SearchConfig, read_experiment
 from nni_petridish.errors import PetridishError
 from nni_petridish.gallery import Gallery
 from nni_petridish.journal import Journal
@@ -29,6 +29,8 @@ from nni_petridish.search import Search
 
 START_SECONDS = 120
 START_TRIES = 3
+LOOPBACK = Path(__file__).with_name("loopback.cjs")
+"""Keeps NNI's manager, which has no login, off the network."""
 
 
 class NniError(PetridishError):
@@ -54,17 +56,19 @@ class Experiment:
     config
         The configuration file.
     port
-        Where the manager listens.
+        Where the manager listens: on the loopback address alone, unless workers on other machines
+        have to reach it.
     """
 
     def __init__(self, config: Path, port: int) -> None:
         self.config, self.port = config, port
+        self.is_local = _is_local(config)
         self.id = ""
 
     def __enter__(self) -> Experiment:
         # An experiment that is being made has no name yet to stop it by.
         with _signals_put_off() as arrived:
-            output = nnictl("create", "--config", str(self.config), "--port", str(self.port))
+            output = self._start("create", "--config", str(self.config))
         found = re.search(r"nnictl stop (\w+)", output)
         if found is None:
             raise NniError(f"nnictl create failed: {_last_line(output)}")
@@ -77,6 +81,10 @@ class Experiment:
     def __exit__(self, *exception: object) -> None:
         nnictl("stop", self.id)
 
+    def resume(self) -> None:
+        """Bring an experiment back that was stopped or killed."""
+        self._start("resume", self.id)
+
     def status(self) -> str:
         """Return NNI's word for the state of the experiment."""
         try:
@@ -88,6 +96,9 @@ class Experiment:
             kind = BusyError if "did not connect" in str(errors[0]) else NniError
             raise kind(f"NNI reports an error: {_last_line(str(errors[0]))}{self._reason()}")
         return str(status.get("status"))
+
+    def _start(self, *arguments: str) -> str:
+        return nnictl(*arguments, "--port", str(self.port), loopback=self.is_local)
 
     def _get(self, what: str) -> Any:
         url = f"http://127.0.0.1:{self.port}/api/v1/nni/{what}"
@@ -125,17 +136,34 @@ def _signals_put_off() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def nnictl(*arguments: str) -> str:
-    """Run nnictl of this very Python installation; return what it printed."""
+def _is_local(config: Path) -> bool:
+    service = read_experiment(config)[3].get("trainingService")
+    return isinstance(service, dict) and service.get("platform") == "local"
+
+
+def nnictl(*arguments: str, loopback: bool = False) -> str:
+    """Run nnictl of this very Python installation; return what it printed.
+
+    Parameters
+    ----------
+    *arguments
+        Those of nnictl.
+    loopback
+        Whether a manager that it starts may listen on the loopback address only.
+    """
     folder = str(Path(sys.executable).parent)
     # Trials are started as `python -m ...`: let that be this Python.
     path = os.pathsep.join([folder, os.environ.get("PATH", "")])
     program = shutil.which("nnictl", path=folder)
     if program is None:
         raise NniError(f"nnictl is not installed beside {sys.executable}: pip install nni==3.0.")
+    environment = {**os.environ, "PATH": path}
+    if loopback:
+        before = environment.get("NODE_OPTIONS", "")
+        environment["NODE_OPTIONS"] = f'{before} --require "{LOOPBACK}"'.strip()
     done = subprocess.run(
         [program, *arguments],
-        env={**os.environ, "PATH": path},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

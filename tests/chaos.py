@@ -101,7 +101,7 @@ def resume(experiment: Experiment) -> None:
         for kind in processes(experiment.id).values():
             psutil.wait_procs(kind, timeout=10)
         experiment.port = free_port()
-        nnictl("resume", experiment.id, "--port", str(experiment.port))
+        experiment.resume()
         try:
             experiment.status()
             return

@@ -75,6 +75,17 @@ def test_a_tuner_that_cannot_start_says_why(tmp_path: Path) -> None:
         assert "tuner.classArgs.i_max must be at least 1 but got 0" in complaint()
 
 
+def test_the_manager_is_off_the_network_and_comes_back_so(tmp_path: Path) -> None:
+    path = chaos.write_config(tmp_path, 3)
+    with Experiment(path, free_port()) as experiment:
+        for is_back in (False, True):
+            if is_back:
+                chaos.resume(experiment)
+            (manager,) = chaos.processes(experiment.id)["manager"]
+            listening = [c.laddr for c in manager.net_connections() if c.status == "LISTEN"]
+            assert listening == [("127.0.0.1", experiment.port)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1, 12])
 def test_a_run_that_is_terminated_leaves_no_process(tmp_path: Path, seconds: int) -> None:
