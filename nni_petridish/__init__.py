@@ -25,6 +25,7 @@ _HOMES = {
     "L1Schedule": "schedules",
     "LanguageRecipe": "language_recipe",
     "Limits": "records",
+    "ModelGenotype": "model_genotype",
     "Outcome": "records",
     "Petridish": "strategy",
     "PetridishError": "errors",
@@ -56,6 +57,7 @@ _HOMES = {
     "load_data": "data",
     "load_model": "export",
     "load_network": "growth",
+    "make_growable": "search_spaces.any_model",
     "run_growth": "growth",
     "run_search": "runner",
     "sites": "grow",
@@ -70,7 +72,9 @@ __all__ = sorted([*_HOMES, "__version__"])
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = _HOMES[name]
+    package = "" if home.startswith("search_spaces.") else f"{__name__}."
+    return getattr(importlib.import_module(package + home), name)
 
 
 def __dir__() -> list[str]:
@@ -107,6 +111,7 @@ if TYPE_CHECKING:
     )
     from nni_petridish.growth import Watcher, load_network, run_growth
     from nni_petridish.language_recipe import LanguageRecipe
+    from nni_petridish.model_genotype import ModelGenotype
     from nni_petridish.plan import Plan
     from nni_petridish.recipe import Recipe
     from nni_petridish.recipe_evaluator import RecipeEvaluator
@@ -121,3 +126,4 @@ if TYPE_CHECKING:
     from nni_petridish.tuner import PetridishTuner
     from nni_petridish.tuning.study import tune
     from nni_petridish.weak_learner import AlphaTable, Site, stop_forward, stop_gradient
+    from search_spaces.any_model import make_growable

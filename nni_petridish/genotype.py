@@ -35,7 +35,7 @@ MERGES = ("concat_project", "weighted_sum")
 MODES = ("cell", "macro")
 CELL_KEYS = ("normal", "reduce")
 #: Modules whose genotypes `Genotype.from_dict` reads too; without torch, and loaded on first use.
-_OTHER_HOMES = ("nni_petridish.recurrent_genotype",)
+_OTHER_HOMES = ("nni_petridish.recurrent_genotype", "nni_petridish.model_genotype")
 
 Shortcut = tuple[str, str]
 """``(source, op)``: one candidate op_j(z_i)."""
@@ -251,34 +251,48 @@ def _check_keys(mode: str, keys: list[Any]) -> None:
             raise GenotypeError(f"cells.{key}: is missing.")
 
 
-def _check_learners(place: str, learners: object) -> tuple[Learner, ...]:
+def _check_learners(
+    place: str,
+    learners: object,
+    sources: Sequence[str] = VISION_SOURCES,
+    ops: Sequence[str] = VISION_OPS,
+) -> tuple[Learner, ...]:
     listed = _as_list(learners)
     if listed is None:
         raise GenotypeError(f"{place}: must be a list of learners but got {_show(learners)}.")
-    return tuple(_check_learner(f"{place}[{i}]", item, i) for i, item in enumerate(listed))
+    # The i-th learner may read the outputs of those before it.
+    known = [(*sources, *map(learner_name, range(i))) for i in range(len(listed))]
+    return tuple(
+        _check_learner(f"{place}[{i}]", item, known[i], ops) for i, item in enumerate(listed)
+    )
 
 
-def _check_learner(place: str, learner: object, index: int) -> Learner:
+def _check_learner(
+    place: str, learner: object, sources: Sequence[str], ops: Sequence[str]
+) -> Learner:
     listed = _as_list(learner)
     if not listed:
         raise GenotypeError(
             f"{place}: must be a list of at least one [source, op] but got {_show(learner)}."
         )
-    return tuple(_check_shortcut(f"{place}[{i}]", item, index) for i, item in enumerate(listed))
+    return tuple(
+        _check_shortcut(f"{place}[{i}]", item, sources, ops) for i, item in enumerate(listed)
+    )
 
 
-def _check_shortcut(place: str, shortcut: object, index: int) -> Shortcut:
+def _check_shortcut(
+    place: str, shortcut: object, sources: Sequence[str], ops: Sequence[str]
+) -> Shortcut:
     pair = _as_list(shortcut)
     if pair is None or len(pair) != 2:
         raise GenotypeError(f"{place}: must be [source, op] but got {_show(shortcut)}.")
     source, op = pair
-    if not isinstance(op, str) or op not in VISION_OPS:
-        raise GenotypeError(f"{place}: op must be {_one_of(VISION_OPS)} but got {_show(op)}.")
-    earlier = [learner_name(i) for i in range(index)]
-    if not isinstance(source, str) or source not in (*VISION_SOURCES, *earlier):
+    if not isinstance(op, str) or op not in ops:
+        raise GenotypeError(f"{place}: op must be {_one_of(ops)} but got {_show(op)}.")
+    if not isinstance(source, str) or source not in sources:
         forward = isinstance(source, str) and re.fullmatch(r"h\d+", source)
         why = " (a forward reference)" if forward else ""
-        allowed = _one_of((*VISION_SOURCES, *earlier))
+        allowed = _one_of(sources)
         raise GenotypeError(f"{place}: source must be {allowed} but got {_show(source)}{why}.")
     return source, op
 

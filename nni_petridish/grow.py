@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any, TypedDict, TypeVar
 
 import torch
@@ -220,7 +221,9 @@ def _finalize(site: Site, indices: Sequence[int], merge: str) -> WeakLearner:
 
 def _like(site: Site, new: nn.Module) -> None:
     """Move new modules to where the network is, in its precision, layout and mode."""
-    own = next(site.parameters(), None)
+    brought = {id(tensor) for tensor in chain(new.parameters(), new.buffers())}
+    tensors = chain(site.parameters(), site.buffers())
+    own = next((tensor for tensor in tensors if id(tensor) not in brought), None)
     if own is not None:
         new.to(device=own.device, dtype=own.dtype)
     new.to(memory_format=torch.channels_last)

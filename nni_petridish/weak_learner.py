@@ -29,6 +29,7 @@ from nni_petridish.hidden_sum import (
     add_hidden_sum,
     can_hide_norms,
 )
+from nni_petridish.named_modules import NamedModules
 
 Schedule = Callable[[int], float]
 """λ as a function of the number of backward passes since the candidates were attached."""
@@ -225,7 +226,7 @@ class JointWeakLearner(nn.Module):
         super().__init__()
         self.table = table
         self.ops = nn.ModuleList(ops)
-        self.adapters = nn.ModuleDict(dict(adapters))
+        self.adapters = NamedModules(dict(adapters))
         self.weak_learning = weak_learning
         self.scale = nn.Parameter(torch.zeros(())) if weak_learning == "joint" else None
 
@@ -293,7 +294,7 @@ class Site(nn.Module, ABC):
         self.key = key
         self.sources = tuple(sources)
         self.op_names = tuple(op_names)
-        self.adapters = nn.ModuleDict()
+        self.adapters = NamedModules()
         self.learners = nn.ModuleList()
         self.weak_learner: JointWeakLearner | None = None
 
