@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nni_petridish.errors import PetridishError
+from nni_petridish.memory import keep_freed_memory
 from nni_petridish.threads import set_threads
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. What the user can mend is said in one line."""
     options = _parser().parse_args(arguments)
     set_threads(1)  # before any command imports torch
+    keep_freed_memory()
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
         result: int = options.command(options)

@@ -47,12 +47,16 @@ class SharedInput:
         return self._rectified
 
 
-class EndsInNorm(ABC):
+class HasLastNorm(ABC):
     """An op that is a batch norm of something."""
 
     @abstractmethod
     def last_norm(self) -> nn.BatchNorm2d:
         """Return the batch norm at its end."""
+
+
+class EndsInNorm(HasLastNorm):
+    """An op that can be computed without the batch norm at its end."""
 
     @abstractmethod
     def before_norm(self, z: SharedInput) -> Tensor:
@@ -69,7 +73,11 @@ class Unnormalized(NamedTuple):
     @classmethod
     def of(cls, op: EndsInNorm, z: SharedInput) -> Unnormalized:
         """Return op(z) without its batch norm."""
-        value = op.before_norm(z)
+        return cls.from_value(op.before_norm(z), op)
+
+    @classmethod
+    def from_value(cls, value: Tensor, op: HasLastNorm) -> Unnormalized:
+        """Take a value as what the op's batch norm normalises."""
         # Now, not with those of the other candidates: the value is still in the cache.
         return cls(value, op.last_norm(), row_moments(value.detach()))
 
@@ -182,7 +190,7 @@ def _normalized_gradients(
 
 
 def _has_hidable_norm(op: nn.Module) -> bool:
-    if not isinstance(op, EndsInNorm):
+    if not isinstance(op, HasLastNorm):
         return False
     norm = op.last_norm()
     return (

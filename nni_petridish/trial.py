@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from nni_petridish.errors import PetridishError
+from nni_petridish.memory import keep_freed_memory
 from nni_petridish.records import Growth, Outcome
 from nni_petridish.threads import set_threads
 
@@ -71,6 +72,7 @@ def main() -> int:
         print("nni_petridish.trial is run by NNI, see configs/petridish.yml.", file=sys.stderr)
         return 1
     set_threads(int(parameters["concurrency"]))
+    keep_freed_memory()
     try:
         outcome = _grow(Growth.from_dict(parameters), parameters["gallery"], stopping)
     except PetridishError as error:

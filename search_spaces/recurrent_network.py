@@ -10,7 +10,8 @@ of the parent is preserved, and learns its share like every other parameter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from nni_petridish.decoder_loss import linear_cross_entropy
 from nni_petridish.errors import ConfigError
 from nni_petridish.genotype import Shortcut
+from nni_petridish.hidden_sum import HasLastNorm, Unnormalized
 from nni_petridish.recurrent_genotype import CELL_KEY, RecurrentGenotype, node_name
 from nni_petridish.weak_learner import AlphaTable, JointWeakLearner, Site, WeakLearner
 from search_spaces.recurrence import (
@@ -61,39 +63,58 @@ def highway(z: Tensor, gates: Tensor, activation: str) -> Tensor:
     return torch.lerp(z, ACTIVATION_FUNCTIONS[activation](a), torch.sigmoid(c))
 
 
-class CandidateNode(nn.Module):
+class CandidateNode(nn.Module, HasLastNorm):
     """A node while it is a candidate: normalised over all steps, so that |α| compares."""
 
     def __init__(self, hidden: int, activation: str) -> None:
         super().__init__()
         self.node = Node(hidden, activation)
-        self.norm = nn.BatchNorm1d(hidden, affine=False)
+        self.norm = nn.BatchNorm2d(hidden, affine=False)
 
     def forward(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return norm(s)."""
-        return self.norm(self.node(z, mask).flatten(0, -2)).view_as(z)
+        return self.norm(as_images(self.node(z, mask))).view_as(z)
+
+    def last_norm(self) -> nn.BatchNorm2d:
+        """Return the norm."""
+        return self.norm
 
 
 class Candidates(JointWeakLearner):
-    """The joint weak learner, with one matrix product for all candidates of a predecessor."""
+    """The joint weak learner, with one matrix product for all candidates of a predecessor.
+
+    States are images of one pixel here, see `as_images`.
+    """
 
     mask: Tensor | None = None
 
     def _candidates(self, z: Mapping[str, Tensor]) -> list[Tensor]:
-        found: dict[Shortcut, Tensor] = {}
-        pairs = zip(self.table.shortcuts, self.ops, strict=True)
-        ops = {shortcut: cast(CandidateNode, op) for shortcut, op in pairs}
-        for source, value in z.items():
-            own = [shortcut for shortcut in ops if shortcut[0] == source]
+        return [op.norm(state) for op, state in self._states(z)]
+
+    def _unnormalized_candidates(self, z: Mapping[str, Tensor]) -> list[Unnormalized]:
+        return [Unnormalized.from_value(state, op) for op, state in self._states(z)]
+
+    def _states(self, z: Mapping[str, Tensor]) -> Iterator[tuple[CandidateNode, Tensor]]:
+        """Yield every candidate with its state; those of one predecessor follow each other."""
+        candidates = [cast(CandidateNode, op) for op in self.ops]
+        pairs = zip(self.table.shortcuts, candidates, strict=True)
+        for source, own in groupby(pairs, key=lambda pair: pair[0][0]):
+            ops = [op for _, op in own]
+            rows = z[source].flatten(1)
+            mask = self.mask
+            masked = rows if mask is None else (rows.view(-1, *mask.shape) * mask).view_as(rows)
             states = highways(
-                value.flatten(0, -2),
-                _masked(value, self.mask).flatten(0, -2),
-                [activation for _, activation in own],
-                [ops[shortcut].node.weight for shortcut in own],
+                rows,
+                masked,
+                [op.node.activation for op in ops],
+                [op.node.weight for op in ops],
             )
-            for shortcut, state in zip(own, states, strict=True):
-                found[shortcut] = ops[shortcut].norm(state).view_as(value)
-        return [found[shortcut] for shortcut in self.table.shortcuts]
+            yield from zip(ops, map(as_images, states), strict=True)
+
+
+def as_images(states: Tensor) -> Tensor:
+    """View states, shape (..., hidden), as images of one pixel whose channels are the units."""
+    return states.reshape(-1, states.shape[-1], 1, 1)
 
 
 class OnlyOne(nn.Module):
@@ -203,7 +224,7 @@ class RecurrentCell(Site):
         hidden_sum = None
         if weak is not None:
             states = {node_name(i): run.state(i) for i in range(len(weights) + 1)}
-            hidden_sum = weak(torch.zeros_like(run.outputs), states)
+            hidden_sum = self._add_candidates(torch.zeros_like(run.outputs), states)
         return differentiable(run, hidden_sum, projected, h, weight_0, weights, average)
 
     def boost(self, x_k: Tensor, inputs: dict[str, Tensor]) -> Tensor:
@@ -216,7 +237,14 @@ class RecurrentCell(Site):
             state = learner.ops[0](inputs[learner.shortcuts[0][0]], mask)
             inputs[node_name(i)] = state
             x_k = x_k + learner.eta * (state - first)
-        return x_k if self.weak_learner is None else self.weak_learner(x_k, inputs)
+        return self._add_candidates(x_k, inputs)
+
+    def _add_candidates(self, x_k: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        if self.weak_learner is None:
+            return x_k
+        images = {name: as_images(state) for name, state in inputs.items()}
+        result: Tensor = self.weak_learner(as_images(x_k), images)
+        return result.view_as(x_k)
 
     def _step_by_step(
         self, projected: Tensor, h: Tensor, mask: Tensor | None, weight_0: Tensor

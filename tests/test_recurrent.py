@@ -24,7 +24,7 @@ from nni_petridish import (
 )
 from nni_petridish.recurrent_genotype import ACTIVATIONS, RecurrentGenotype
 from search_spaces import RecurrentSpace
-from search_spaces.recurrent_network import RecurrentNetwork
+from search_spaces.recurrent_network import RecurrentNetwork, as_images
 
 DARTS_V1 = (
     "DARTS_V1 = Genotype(recurrent=[('relu', 0), ('relu', 1), ('tanh', 2), ('relu', 3),"
@@ -236,7 +236,7 @@ def test_candidate_gradients_are_those_of_the_inner_product(name: str) -> None:
     found = gradients(net)
     handle.remove()
     x_c = sum(
-        weak.table.alpha[i] * op(inputs[source].detach())
+        weak.table.alpha[i] * op(inputs[source].detach().view_as(nabla))
         for i, ((source, _), op) in enumerate(zip(weak.table.shortcuts, weak.ops, strict=True))
     )
     names = {id(p): n for n, p in net.named_parameters()}
@@ -254,8 +254,9 @@ def test_candidates_are_normalised_over_all_steps() -> None:
     net = small_net()
     attach_candidates(net)
     states = {s: torch.randn(STEPS, BATCH, 7).double() * 3 + 1 for s in ("s0", "s1")}
-    for u in net.cell.weak_learner._candidates(states):
-        flat = u.detach().flatten(0, 1)
+    images = {name: as_images(state) for name, state in states.items()}
+    for u in net.cell.weak_learner._candidates(images):
+        flat = u.detach().flatten(1)
         torch.testing.assert_close(flat.mean(0), torch.zeros(7).double())
         assert (flat.var(0, correction=0) - 1).abs().max() < 1e-2
 
