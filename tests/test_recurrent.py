@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from nni_petridish import (
     finalize_candidates,
     sites,
 )
+from nni_petridish.kernels import plain_ops
 from nni_petridish.recurrent_genotype import ACTIVATIONS, RecurrentGenotype
 from search_spaces import RecurrentSpace
 from search_spaces.recurrent_network import RecurrentNetwork, as_images
@@ -248,6 +250,26 @@ def test_candidate_gradients_are_those_of_the_inner_product(name: str) -> None:
         if parameter is weak.table.alpha:
             expected = expected + l1 * parameter.detach().sign()
         torch.testing.assert_close(found[names[id(parameter)]], expected, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["seed", "fan"])
+def test_hidden_norms_change_nothing_with_dropout_either(name: str) -> None:
+    """Neither the gradients of candidates nor the running statistics of their norms."""
+    found = []
+    for context in (nullcontext, plain_ops):
+        net = small_net(CELLS[name])
+        torch.manual_seed(0)
+        attach_candidates(net)
+        net.train()
+        net.set_dropout(hidden=0.4, outputs=0.3)
+        with context():
+            torch.manual_seed(1)
+            result = gradients(net)
+        statistics = {n: b.clone() for n, b in net.named_buffers() if "running" in n}
+        assert any("weak_learner" in key for key in result)
+        assert statistics
+        found.append((result, statistics))
+    torch.testing.assert_close(*found)
 
 
 def test_candidates_are_normalised_over_all_steps() -> None:
