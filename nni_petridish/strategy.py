@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from nni_petridish.chooser import make_chooser, split_ranges
 from nni_petridish.coordinator import Coordinator
 from nni_petridish.errors import ConfigError, SearchError
 from nni_petridish.evaluator_task import Metric
@@ -54,7 +55,8 @@ class Petridish(Strategy):
         Folder for all models, their weights and the journal; shared with the trials. A gallery that
         holds an earlier part of the same search is continued.
     l1, i_max
-        λ and I_max.
+        λ and I_max: numbers, or ranges such as ``{"low": 1e-5, "high": 0.1}``. With a range every
+        growth asks Optuna for its own, see `OptunaChooser`.
     seed
         Decides every random choice of the search.
     seeds
@@ -74,7 +76,7 @@ class Petridish(Strategy):
         Which of the reported numbers to go by and how it becomes an error, see `Metric`. By
         default, error = 1 − the reported accuracy; what NNI's Regression reports is minimised.
     chooser
-        Chooses λ and I_max of each growth; `l1` and `i_max` are taken if it is None.
+        Chooses λ and I_max of each growth in place of `l1` and `i_max`, which then are numbers.
 
     Examples
     --------
@@ -91,8 +93,8 @@ class Petridish(Strategy):
         self,
         gallery: str | os.PathLike[str],
         *,
-        l1: float = 0.001,
-        i_max: int = 3,
+        l1: float | Mapping[str, float] = 0.001,
+        i_max: int | Mapping[str, int] = 3,
         seed: int = 0,
         seeds: int = 1,
         tolerance: float = 0.0,
@@ -121,9 +123,12 @@ class Petridish(Strategy):
         # Trials may have another working directory.
         self.folder = Path(gallery).expanduser().absolute()
         given = locals()
-        self._search: dict[str, Any] = {
-            name: given[name] for name in ("l1", "i_max", "seed", "seeds", "tolerance")
-        }
+        self._search, self._ranges = split_ranges(
+            {name: given[name] for name in ("l1", "i_max", "seed", "seeds", "tolerance")}
+        )
+        if self._ranges and chooser is not None:
+            names = " and ".join(self._ranges)
+            raise ConfigError(f"{names} must not be a range where a chooser is given.")
         self._limits = Limits(**{field.name: given[field.name] for field in fields(Limits)})
         self._variants: dict[str, Any] = {
             "l1_schedule": l1_schedule,
@@ -142,7 +147,8 @@ class Petridish(Strategy):
 
     def extra_repr(self) -> str:
         """Show the gallery and λ, I_max."""
-        return f"{str(self.folder)!r}, l1={self._search['l1']}, i_max={self._search['i_max']}"
+        shown = {name: self._ranges.get(name, self._search[name]) for name in ("l1", "i_max")}
+        return f"{str(self.folder)!r}, l1={shown['l1']}, i_max={shown['i_max']}"
 
     # Results.
 
@@ -201,7 +207,7 @@ class Petridish(Strategy):
         ready = self._prepared()
         roll = Roll(self.engine)
         try:
-            with Coordinator(ready.gallery, ready.settings, self._chooser) as coordinator:
+            with Coordinator(ready.gallery, ready.settings, ready.chooser) as coordinator:
                 adopted = roll.adopt(coordinator.search.running())
                 for growth in coordinator.search.running():
                     if growth.id not in adopted:
@@ -295,11 +301,15 @@ class _Ready:
         }
         self.plan = Plan(**epochs, **strategy._variants)
         self.settings = SearchSettings(**strategy._search, limits=strategy._limits, **epochs)
+        # As in `SearchConfig.identity`: a range takes the place of its number.
+        ranges = {name: asdict(range) for name, range in strategy._ranges.items()}
         self.gallery = Gallery.create(
             strategy.folder,
             {"space": self.space.name, **self.space.describe()},
-            {**self.settings.identity(), **strategy._variants},
+            {**self.settings.identity(), **strategy._variants, **ranges},
         )
+        chooser = make_chooser(strategy._ranges, self.settings, self.gallery)
+        self.chooser = chooser or strategy._chooser
 
     def sample(self, id: str | None) -> dict[str, Any]:
         """Return the sample of a model of the gallery; of the seed for None."""

@@ -29,6 +29,7 @@ from nni.nas.strategy import TPE, GridSearch, Random, RegularizedEvolution
 from nni.tools.nnictl import config_utils
 
 from nni_petridish import Genotype
+from nni_petridish.config import SearchConfig
 from nni_petridish.coordinator import Coordinator
 from nni_petridish.data import load_data
 from nni_petridish.errors import ConfigError, GalleryError, SearchError, TrainingError
@@ -41,6 +42,7 @@ from nni_petridish.nni_space import growable_space, model_space
 from nni_petridish.recipe import Recipe
 from nni_petridish.recipe_evaluator import RecipeEvaluator
 from nni_petridish.records import Growth, Limits, SearchSettings
+from nni_petridish.runner import run_search
 from nni_petridish.strategy import Petridish
 from nni_petridish.task import VisionTask
 from nni_petridish.training import Interrupted
@@ -268,6 +270,42 @@ def test_the_recipe_grows_what_the_other_fronts_grow(tmp_path: Path, start: Any)
         assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
+def test_with_ranges_every_growth_chooses_as_the_other_fronts_would(
+    tmp_path: Path, start: Any
+) -> None:
+    given = {"l1": {"low": 1e-5, "high": 0.1}, "i_max": {"low": 1, "high": 2}}
+    strategy = Petridish(tmp_path / "nni", max_models=4, **given, **SHORT)
+    start(strategy, RecipeEvaluator("digits", DIGITS, {"device": "cpu"}))
+    config = SearchConfig.from_parts(
+        {"cells_per_stage": 1, "filters": 4, "stages": 2},
+        {
+            "gallery": "own",
+            "data": {"name": "digits", **DIGITS},
+            "recipe": {"device": "cpu"},
+            "limits": {"max_models": 4},
+            **given,
+            **SHORT,
+        },
+        tmp_path,
+        {},
+    )
+    run_search(config)
+    asked, others = (
+        [event["growth"] for event in journal(tmp_path / name) if event["event"] == "ask"]
+        for name in ("nni", "own")
+    )
+    assert asked == others
+    chosen = [growth for growth in asked if growth["parent"] is not None]
+    assert (chosen[0]["l1"], chosen[0]["i_max"]) == (0.001, 2)  # the paper's, or the nearest
+    assert len({growth["l1"] for growth in chosen}) == 3
+    for model in strategy.models()[1:]:
+        alphas = Gallery(tmp_path / "nni").load_documents(model.id)["alphas"]
+        assert alphas["i_max"] == model.growth.i_max  # the choice was carried out
+    other = Petridish(tmp_path / "nni", max_models=5, **{**given, "i_max": 2}, **SHORT)
+    with pytest.raises(GalleryError, match="i_max"):
+        start(other, RecipeEvaluator("digits", DIGITS, {"device": "cpu"}))
+
+
 def test_each_phase_may_have_its_own_evaluator(tmp_path: Path, start: Any) -> None:
     strategy = Petridish(
         tmp_path / "gallery",
@@ -352,6 +390,15 @@ def test_broken_settings_are_refused_in_one_line(tmp_path: Path, start: Any) -> 
     for wrong, pattern in (
         ({"l1": -1}, "l1 must be at least 0"),
         ({"i_max": 0}, "i_max must be at least 1"),
+        ({"l1": {"low": 0.1, "high": 0.01}}, "l1.low must be at most l1.high but got 0.1 and 0.01"),
+        ({"l1": {"low": 0.0, "high": 0.1}}, "l1.low must be above 0 but got 0.0"),
+        ({"l1": (0.01, 0.1)}, "l1 must be a number"),
+        ({"i_max": {"low": 0, "high": 2}}, "i_max.low must be at least 1"),
+        ({"i_max": {"low": 1}}, "i_max.high is missing"),
+        (
+            {"l1": {"low": 0.01, "high": 0.1}, "chooser": lambda number: (0.1, 1)},
+            "l1 must not be a range where a chooser is given",
+        ),
         ({"max_models": "3"}, "max_models must be a whole number"),
         ({"weak_epochs": 0}, "weak_epochs must be at least 1"),
         ({"optimize": "best"}, "optimize must be one of auto, maximize, minimize"),
