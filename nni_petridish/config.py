@@ -8,7 +8,6 @@ before any data is read, without importing torch or nni.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -24,6 +23,7 @@ from nni_petridish.kinds import ARGUMENTS, kind_of
 from nni_petridish.plan import Plan
 from nni_petridish.records import Growth, Limits, SearchSettings, check_number
 from nni_petridish.search import Chooser
+from nni_petridish.threads import per_machine
 from nni_petridish.tuning.section import check_tuning
 
 if TYPE_CHECKING:
@@ -124,9 +124,8 @@ class SearchConfig:
 
     def at_once(self, growth: Growth) -> int:
         """Return how many growths run on the machine of this one, itself included."""
-        # A seed model trains alone until there is something to grow.
-        running = self.settings.seeds if growth.parent is None else self.concurrency
-        return math.ceil(min(running, self.concurrency) / self.machines)
+        seeds = self.settings.seeds
+        return per_machine(growth.parent is None, seeds, self.concurrency, self.machines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; `from_dict` reads it."""

@@ -20,6 +20,7 @@ from nni_petridish.nni_space import Space
 from nni_petridish.plan import Plan
 from nni_petridish.records import Growth, Outcome, fail_event
 from nni_petridish.task import Record
+from nni_petridish.threads import set_threads
 
 _PICKLE_SIZE = 64 * 1024  # NNI's own limit for what it sends to trials
 
@@ -69,7 +70,7 @@ class GrowthEvaluator(Evaluator):
     def evaluate(self, model: Any = None) -> Outcome:
         """Carry out the growth and report it; what fails is in the journal and raised again."""
         if self.concurrency is not None:
-            limit_threads(self.concurrency)
+            set_threads(self.concurrency)
         gallery, reporter = Gallery(self.gallery), Reporter()
 
         def report(phase: str, record: Record) -> None:
@@ -166,17 +167,6 @@ def _unpacked(evaluators: Mapping[str, Any] | str) -> Mapping[str, Any]:
 def trained_network(space: Space, gallery: str, id: str) -> torch.nn.Module:
     """Return a model of a gallery with its weights."""
     return load_network(EvaluatorTask(space, {}), Gallery(gallery), id)
-
-
-def limit_threads(concurrency: int) -> None:
-    """Give this trial its share of the cores; a user's own OMP_NUM_THREADS is respected."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    threads = max(1, cores // concurrency)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # for processes that this one starts
-    torch.set_num_threads(threads)
 
 
 def one_line(error: BaseException) -> str:

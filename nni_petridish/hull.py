@@ -9,8 +9,8 @@ and not on the order in which they came.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeVar
 
@@ -119,6 +119,7 @@ class Hull:
         self._costs: list[float] = []
         self._errors: list[float] = []
         self._near: dict[int, Point] = {}
+        self._band: list[tuple[float, float, int]] = []  # error, cost, id of what is inside
 
     def add(self, id: int, cost: float, error: float) -> bool:
         """Add a point; return whether it is a vertex now. Of equal points the smallest id wins."""
@@ -127,20 +128,25 @@ class Hull:
         cost, error = float(cost), float(error)
         changed = self._add_vertex(id, cost, error)
         if self.tolerance > 0:
-            self._near[id] = (cost, error)
-            if changed:
-                # The hull only ever sinks: what has left the band never comes back to it.
-                self._near = self._inside(_SLACK)
-            elif not self._is_inside((cost, error), _SLACK):
-                del self._near[id]
+            self._add_near(id, (cost, error), changed)
         return changed
 
-    def band(self) -> list[int]:
-        """List the ids on the hull or within the tolerance above it, most accurate first."""
+    def band(self) -> Iterator[int]:
+        """Return the ids on the hull or within the tolerance above it, most accurate first."""
         if self.tolerance <= 0:
-            return self.ids[::-1]
-        inside = self._inside()
-        return sorted(inside, key=lambda id: (inside[id][1], inside[id][0], id))
+            return reversed(self.ids)
+        return (id for _, _, id in self._band)
+
+    def _add_near(self, id: int, point: Point, hull_changed: bool) -> None:
+        if self._is_inside(point, _SLACK):
+            self._near[id] = point
+        if hull_changed:
+            # The hull only ever sinks: what has left the band never comes back to it.
+            self._near = {i: p for i, p in self._near.items() if self._is_inside(p, _SLACK)}
+            inside = [(p[1], p[0], i) for i, p in self._near.items() if self._is_inside(p)]
+            self._band = sorted(inside)
+        elif self._is_inside(point):
+            insort(self._band, (point[1], point[0], id))
 
     def _add_vertex(self, id: int, cost: float, error: float) -> bool:
         costs, errors = self._costs, self._errors
@@ -181,12 +187,9 @@ class Hull:
         height = _height(point[0], self._costs, self._errors)
         return point[1] <= _raised(height, self.tolerance + slack)
 
-    def _inside(self, slack: float = 0.0) -> dict[int, Point]:
-        return {id: point for id, point in self._near.items() if self._is_inside(point, slack)}
-
 
 def choose_parent(
-    ids_most_accurate_first: Sequence[Id], times_chosen: Mapping[Id, int], rng: Random
+    ids_most_accurate_first: Iterable[Id], times_chosen: Mapping[Id, int], rng: Random
 ) -> Id:
     """Choose the model to grow next, as in appendix A.1 of the paper.
 
@@ -203,7 +206,8 @@ def choose_parent(
     Parameters
     ----------
     ids_most_accurate_first
-        The models that may be chosen.
+        The models that may be chosen. Those behind a model that was never chosen are not looked
+        at: p = 1 shields them, however long the hull is.
     times_chosen
         n(m); a missing model counts as never chosen.
     rng
@@ -215,22 +219,25 @@ def choose_parent(
     >>> choose_parent(["best", "cheap"], {}, random.Random(0))
     'best'
     """
-    if not ids_most_accurate_first:
-        raise SearchError("choose_parent needs at least 1 model to choose from but got none.")
-    weights = []
+    ids, weights = [], []
     nothing_taken_yet = 1.0
     for id in ids_most_accurate_first:
         n = times_chosen.get(id, 0)
+        ids.append(id)
         weights.append(nothing_taken_yet / (n + 1))
         # n / (n + 1) instead of 1 - p keeps its digits when n is huge.
         nothing_taken_yet *= n / (n + 1)
+        if nothing_taken_yet == 0:
+            break
+    if not ids:
+        raise SearchError("choose_parent needs at least 1 model to choose from but got none.")
     left = rng.random() * math.fsum(weights)
-    for id, weight in zip(ids_most_accurate_first, weights, strict=True):
+    for id, weight in zip(ids, weights, strict=True):
         left -= weight
         if left < 0:
             return id
     # Rounding used up the last weight: the draw belongs to the last model that has any.
-    return next(id for id, w in zip(ids_most_accurate_first[::-1], weights[::-1], strict=True) if w)
+    return next(id for id, weight in zip(ids[::-1], weights[::-1], strict=True) if weight)
 
 
 def _finite(cost: float, error: float) -> bool:

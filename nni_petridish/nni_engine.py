@@ -139,6 +139,13 @@ def engine_concurrency(engine: Any) -> int | None:
     return int(engine.nodejs_binding.config.canonical_copy().trial_concurrency)
 
 
+def engine_machines(engine: Any) -> int:
+    """Return on how many machines trials run; a service that schedules by itself counts as one."""
+    service = engine.nodejs_binding.config.canonical_copy().training_service
+    services = service if isinstance(service, list) else [service]
+    return sum(max(1, len(getattr(one, "machine_list", ()))) for one in services)
+
+
 def _unfinished_trials(engine: Any) -> dict[str, Growth]:
     """Return the growths of all trials that have not ended, by trial."""
     if is_sequential(engine):

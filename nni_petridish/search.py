@@ -11,6 +11,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain
 
 from nni_petridish.errors import SearchError
 from nni_petridish.hull import choose_parent
@@ -195,13 +196,13 @@ class Search(Ledger):
         limit = self._limit(self.settings.weak_epochs + self.settings.final_epochs, elapsed)
         if limit:
             return self._nothing_now(limit)
-        numbers = self._hull.band()
-        parents = [id for id in map(growth_id, numbers) if self._may_grow(id)]
-        if not parents:
+        parents = (id for id in map(growth_id, self._hull.band()) if self._may_grow(id))
+        first = next(parents, None)
+        if first is None:
             return self._nothing_now(self._why_no_parent())
         # One generator for each growth: the state of the search holds no hidden random state.
         rng = random.Random(f"{self.settings.seed}:{self._next_number}")
-        return self._new(choose_parent(parents, self._times_chosen, rng))
+        return self._new(choose_parent(chain([first], parents), self._times_chosen, rng))
 
     def _unless_limited(self, growth: Growth, elapsed: float) -> Growth | Wait | Done:
         limit = self._limit(self.settings.epochs_of(growth), elapsed)

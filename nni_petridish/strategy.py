@@ -26,6 +26,7 @@ from nni_petridish.growth_evaluator import GrowthEvaluator, one_line, trained_ne
 from nni_petridish.nni_engine import (
     Roll,
     engine_concurrency,
+    engine_machines,
     is_over,
     is_sequential,
     skip_foreign_commands,
@@ -34,6 +35,7 @@ from nni_petridish.nni_space import genotype_to_sample, growable_space
 from nni_petridish.plan import Plan
 from nni_petridish.records import Done, Growth, Limits, ModelRecord, SearchSettings
 from nni_petridish.search import Chooser, Search
+from nni_petridish.threads import per_machine
 
 # After ours, which know how to import NNI's NAS without its warnings.
 from nni.common.serializer import SerializableObject  # isort: skip
@@ -250,7 +252,7 @@ class Petridish(Strategy):
             str(self.folder),
             ready.plan,
             self._metric,
-            engine_concurrency(self.engine),
+            self._at_once(growth),
         )
         roll.add(growth, model)
         try:
@@ -259,6 +261,15 @@ class Petridish(Strategy):
             if not is_sequential(self.engine):
                 raise
             _log.warning("%s failed: %s", growth.id, one_line(error))
+
+    def _at_once(self, growth: Growth) -> int | None:
+        """Return how many growths share a machine; None in this process, whose user decides."""
+        concurrency = engine_concurrency(self.engine)
+        if concurrency is None:
+            return None
+        seeds = self._prepared().settings.seeds
+        is_seed = growth.parent is None
+        return per_machine(is_seed, seeds, concurrency, engine_machines(self.engine))
 
     def _nni_model(self, record: ModelRecord) -> Any:
         ready = self._prepared()

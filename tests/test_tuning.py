@@ -296,12 +296,29 @@ def test_only_a_study_that_is_there_can_be_shown(
     assert "There is no study 'none'" in capsys.readouterr().err
 
 
-def test_a_pruned_search_stops_at_once_and_keeps_its_gallery(tmp_path: Path) -> None:
-    path = write(tmp_path, models=9, trials=41)
+def pretend(study: optuna.Study, queue: Queue, error: float, steps: int) -> TrialState:
+    """Carry out a trial without any training: the same error after every growth."""
+    trial = queue.take()
+    assert trial is not None
+    for step in range(steps):
+        trial.report(error, step)
+        if trial.should_prune():
+            study.tell(trial, state=TrialState.PRUNED)
+            return TrialState.PRUNED
+    study.tell(trial, error)
+    return TrialState.COMPLETE
+
+
+@pytest.mark.parametrize("pruner", ["median", "hyperband"])
+def test_a_pruned_search_stops_at_once_and_keeps_its_gallery(tmp_path: Path, pruner: str) -> None:
+    # Hyperband puts trials into brackets by their numbers: 5 is in that which prunes first.
+    path = write(tmp_path, models=9, trials=6, pruner=pruner)
     tuning = Tuning.from_yaml(path)
     study = open_study(tuning)
-    for i in range(40):
-        complete(study, tuning, [0.0] * 9, l1=0.001 * (i + 1), i_max=3)
+    study.pruner = make_pruner(tuning)
+    queue = Queue(study, tuning)
+    for _ in range(5):  # errors that no search reaches
+        assert pretend(study, queue, 0.0, steps=9) == TrialState.COMPLETE
     trial = tune(path).trials[-1]
     assert trial.state == TrialState.PRUNED
     models = len(trial.intermediate_values)
@@ -310,6 +327,45 @@ def test_a_pruned_search_stops_at_once_and_keeps_its_gallery(tmp_path: Path) -> 
     config = tuning.config(trial.params, folder)
     check_gallery(config, models)
     assert "pruned" in tables.to_text(tables.trial_rows(study))
+
+
+def test_hyperband_prunes_others_but_never_the_best_so_far(tmp_path: Path) -> None:
+    path = write(tmp_path, models=9, trials=24, sampler="random", pruner="hyperband")
+    tuning = Tuning.from_yaml(path)
+    study = open_study(tuning)
+    study.pruner = make_pruner(tuning)
+    queue = Queue(study, tuning)
+    errors = [(7 * i + 12) % 24 / 24 for i in range(24)]
+    states = [pretend(study, queue, error, steps=9) for error in errors]
+    assert states.count(TrialState.PRUNED) >= 4
+    for number, state in enumerate(states):
+        if errors[number] == min(errors[: number + 1]):
+            assert state == TrialState.COMPLETE
+    assert study.best_value == min(errors)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "nsgaii"])
+@pytest.mark.parametrize("objectives", [1, 2])
+def test_every_sampler_proposes_settings_of_the_space(
+    tmp_path: Path, sampler: str, objectives: int
+) -> None:
+    space = {**SPACE, "l1_schedule": {"choices": ["constant", "linear"]}}
+    tuning = Tuning.from_yaml(
+        write(tmp_path, trials=12, sampler=sampler, space=space, multi_objective=objectives == 2)
+    )
+    study = open_study(tuning)
+    queue = Queue(study, tuning)
+    for _ in range(12):
+        trial = queue.take()
+        assert trial is not None
+        assert 1e-5 <= trial.params["l1"] <= 0.1
+        assert trial.params["i_max"] in (2, 3, 4)
+        # As if the lowest error were at λ = 0.1.
+        study.tell(trial, [1 - trial.params["l1"], trial.params["i_max"]][:objectives])
+    assert queue.take() is None
+    assert len({trial.params["l1"] for trial in study.trials}) > 5
+    if sampler == "nsgaii":  # which is random search until a generation is complete
+        assert any(trial.system_attrs.get("NSGAIISampler:generation") for trial in study.trials)
 
 
 def test_a_search_in_which_everything_fails_is_a_failed_trial(tmp_path: Path) -> None:
@@ -354,6 +410,10 @@ def test_a_study_hands_out_exactly_its_trials(tuning: Tuning) -> None:
     assert [trial.number for trial in trials] == [0, 1, 2]
     assert len({trial.params["l1"] for trial in trials}) == 3
     assert not queues[0].is_done()
+    assert queues[0].neighbours() == 3  # who share the cores of this machine
+    trials[1].set_user_attr(OWNER, ["elsewhere", 1, 0.0])
+    trials[2].set_user_attr(OWNER, [trials[0].user_attrs[OWNER][0], 2**22 + 1, 0.0])  # gone
+    assert queues[0].neighbours() == 1
     study = open_study(tuning)
     for trial in trials:
         study.tell(trial.number, 0.5)

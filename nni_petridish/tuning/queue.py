@@ -79,6 +79,12 @@ class Queue:
         """Tell whether nobody is at work on the study any more."""
         return not any(t.state == TrialState.RUNNING for t in self._trials())
 
+    def neighbours(self) -> int:
+        """Return how many trials of the study run on this machine."""
+        owners = [t.user_attrs.get(OWNER) for t in self._trials() if t.state == TrialState.RUNNING]
+        here = [owner for owner in owners if owner and owner[0] == _machine()]
+        return sum(not is_gone(owner) for owner in here)
+
     def put_back(self, trial: Trial) -> None:
         """Let a trial that was stopped go on later, where it was."""
         with file_lock(self._lock), quiet():
@@ -163,13 +169,15 @@ def make_sampler(section: Section, number: int) -> optuna.samplers.BaseSampler:
     samplers = optuna.samplers
     digest = hashlib.sha256(f"tuning:{section.seed}:{number}".encode()).digest()
     seed = int.from_bytes(digest[:4], "big")
+    # Whole searches are dear: Optuna's defaults would leave most of a study to chance.
+    startup = min(10, max(3, section.trials // 3))
     if section.sampler == "tpe":
-        startup = min(10, max(3, section.trials // 3))
         return samplers.TPESampler(seed=seed, n_startup_trials=startup)
     if section.sampler == "gp":
-        return samplers.GPSampler(seed=seed)
+        return samplers.GPSampler(seed=seed, n_startup_trials=startup)
     if section.sampler == "nsgaii":
-        return samplers.NSGAIISampler(seed=seed)
+        population = min(50, max(4, section.trials // 4))
+        return samplers.NSGAIISampler(seed=seed, population_size=population)
     return samplers.RandomSampler(seed=seed)
 
 

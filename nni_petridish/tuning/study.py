@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from nni_petridish.chooser import quiet
 from nni_petridish.errors import ConfigError, SearchError
 from nni_petridish.records import check_number
+from nni_petridish.threads import set_threads
 from nni_petridish.tuning.queue import BEATS, Pulse, Queue
 from nni_petridish.tuning.section import Section
 from nni_petridish.tuning.settings import Tuning
@@ -89,8 +90,13 @@ def tune(
     return opened
 
 
-def work(tuning: Tuning, stop: Callable[[], bool], on_trial: Told = lambda trial: None) -> None:
-    """Carry out trials until none is left, or ``stop`` says so."""
+def work(
+    tuning: Tuning,
+    stop: Callable[[], bool],
+    on_trial: Told = lambda trial: None,
+    jobs: int = 1,
+) -> None:
+    """Carry out trials until none is left, or ``stop`` says so, as one of so many processes."""
     from nni_petridish.tuning.objective import check_limit
 
     check_limit(tuning)
@@ -106,6 +112,8 @@ def work(tuning: Tuning, stop: Callable[[], bool], on_trial: Told = lambda trial
                 # Others are at work: should one of them die, its trial is for us.
                 time.sleep(_POLL_SECONDS)
                 continue
+            # Those of other commands on this machine, too, want their share of the cores.
+            set_threads(max(jobs, queue.neighbours()))
             _carry_out(tuning, study, queue, trial, stop)
             if not stop():
                 on_trial(study.trials[trial.number])
@@ -174,8 +182,6 @@ def _work_in_processes(tuning: Tuning, jobs: int, stop: Callable[[], bool]) -> N
 
 def work_alone(tuning: Tuning, jobs: int) -> None:
     """Be one of several processes; ends by SIGTERM and SIGINT with its trial put back."""
-    from nni_petridish.threads import set_threads
-
     set_threads(jobs)
     from nni_petridish.cli import _StopOnInterrupt
     from nni_petridish.tuning.tables import describe_trial
@@ -185,4 +191,5 @@ def work_alone(tuning: Tuning, jobs: int) -> None:
         tuning,
         _StopOnInterrupt().asked,
         lambda trial: print(describe_trial(trial, space), flush=True),
+        jobs,
     )
