@@ -72,6 +72,7 @@ class Ledger:
         self._spent_epochs = 0
         self._running_epochs = 0
         self._times_chosen: Counter[str] = Counter()
+        self._depths: dict[str, int] = {}
         self._models = 0
         # Dictionaries without values: sets that keep the order in which things came.
         self._running: dict[str, None] = {}
@@ -258,15 +259,33 @@ class Ledger:
         assert facts.outcome is not None
         return ModelRecord(facts.made_by, facts.outcome)
 
-    def _ancestors(self, id: str, at_most: int | None = None) -> list[str]:
+    def _ancestors(self, id: str) -> list[str]:
         """List the model, its parent, and so on."""
         found = [id]
-        while at_most is None or len(found) < at_most:
-            facts = self._facts.get(found[-1])
-            if facts is None or facts.growth is None or facts.growth.parent is None:
-                break
-            found.append(facts.growth.parent)
+        while (parent := self._parent(found[-1])) is not None:
+            found.append(parent)
         return found
+
+    def _parent(self, id: str) -> str | None:
+        facts = self._facts.get(id)
+        return None if facts is None or facts.growth is None else facts.growth.parent
+
+    def _depth(self, id: str) -> int:
+        """Return how many growths lead from a seed to this model, as far as is known."""
+        way = [id]
+        while way[-1] not in self._depths and (parent := self._parent(way[-1])) is not None:
+            way.append(parent)
+        depth = self._depths.get(way[-1], 0)
+        # A line that is lost may come later, and make the way longer: then nothing is kept.
+        is_whole = way[-1] in self._depths or self._is_seed(way[-1])
+        for further, ancestor in enumerate(reversed(way)):
+            if is_whole:
+                self._depths[ancestor] = depth + further
+        return depth + len(way) - 1
+
+    def _is_seed(self, id: str) -> bool:
+        facts = self._facts.get(id)
+        return facts is not None and facts.growth is not None and facts.growth.parent is None
 
     def _last_failure(self, id: str) -> str:
         failures = self._facts[id].failures

@@ -328,7 +328,8 @@ def check_number(name: str, value: Any, minimum: float, whole: bool = False) -> 
     """Raise a ConfigError in one line unless ``value`` is a number of at least ``minimum``."""
     kind = "a whole number" if whole else "a number"
     fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not fits or not math.isfinite(value):
+    # No whole number is infinite, but some are too large to ask.
+    if not fits or (isinstance(value, float) and not math.isfinite(value)):
         raise ConfigError(f"{name} must be {kind} but got {value!r}.")
     if value < minimum:
         raise ConfigError(f"{name} must be at least {minimum} but got {value!r}.")

@@ -232,7 +232,7 @@ class Search(Ledger):
         if limits.max_parameters is not None and outcome.parameters >= limits.max_parameters:
             return False
         if limits.max_growths is not None:
-            return len(self._ancestors(id, limits.max_growths + 1)) <= limits.max_growths
+            return self._depth(id) < limits.max_growths
         return True
 
     def _why_no_parent(self) -> str:

@@ -6,7 +6,9 @@ import random
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -631,3 +633,68 @@ def test_with_a_hundred_thousand_models_replay_and_asking_take_little_time() -> 
         assert growth.id == growth_id(k)
         search.tell(outcome(k))
     assert (time.perf_counter() - start) / asked < 1e-3
+
+
+def grown(kind: str, models: int) -> Search:
+    """Ask and tell a search so long, with outcomes of a kind."""
+    tolerance = 0.025 if kind == "near the hull" else 0.0
+    search = Search(SearchSettings(tolerance=tolerance, limits=Limits(max_growths=10**6)))
+    go_on(search, kind, 0, models)
+    return search
+
+
+def go_on(search: Search, kind: str, number: int, models: int) -> None:
+    rng = random.Random(number)
+    for k in range(number, number + models):
+        if kind == "on the hull":
+            cost, error = 1000 + k, (1 - k / 1e6) ** 2
+        else:
+            cost, error = rng.randint(10**6, 10**9), rng.randint(200, 5000) / 5000
+        search.tell(Outcome(ask_growth(search).id, error, cost, 10))
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Count the calls of Python and C functions: a measure of work without a clock."""
+    count = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("kind", ["anywhere", "near the hull", "on the hull"])
+def test_asking_and_telling_cost_the_same_however_many_models_there_are(kind: str) -> None:
+    small, large = grown(kind, 500), grown(kind, 8000)
+    if kind == "on the hull":
+        assert len(large.hull()) == 8000
+    few = calls(lambda: go_on(small, kind, 500, 200))
+    many = calls(lambda: go_on(large, kind, 8000, 200))
+    assert many < 2 * few  # for 16 times as many models; hulls grow like the logarithm at most
+
+
+def test_memory_and_replay_grow_in_proportion_to_the_models() -> None:
+    def event(k: int) -> Event:
+        growth = Growth(growth_id(k), growth_id(k // 2) if k else None, k, 0.1, 3)
+        return model_event(growth, Outcome(growth_id(k), 0.5 + k % 97 / 200, 1000 + k, 10))
+
+    def replay(models: int) -> tuple[int, int]:
+        events = [event(k) for k in range(models)]
+        work = calls(lambda: Search.replay(SearchSettings(), events))
+        tracemalloc.start()
+        search = Search.replay(SearchSettings(), events)
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(search.models()) == models
+        return work, size
+
+    (few, small), (many, large) = replay(1000), replay(8000)
+    assert many < 1.1 * 8 * few
+    assert large < 1.25 * 8 * small  # dictionaries double now and then

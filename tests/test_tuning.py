@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery import Gallery
+from nni_petridish.launch import free_port
 from nni_petridish.search import Search
 from nni_petridish.tuning import tables
 from nni_petridish.tuning.objective import best_within
@@ -91,6 +93,12 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no repeats": ({"repeats": 0}, "repeats must be at least 1"),
     "limit": ({"max_multiply_adds": -1}, "max_multiply_adds must be at least 1"),
     "study a number": ({"study": 3}, "study must be a text but got 3"),
+    "huge i_max": ({"space": {"i_max": {"low": 1, "high": 10**400}}}, "i_max.high must be at most"),
+    "a number's name": ({"space": {3: {"low": 1, "high": 2}}}, "names as its keys but got 3"),
+    "huge grid": (
+        {"sampler": "grid", "space": {"i_max": {"low": 1, "high": 10**9}}},
+        "grid can try 10000 settings at most",
+    ),
     "grid over a range": ({"sampler": "grid"}, "sampler grid needs choices or whole numbers"),
 }
 BROKEN_TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
@@ -152,6 +160,18 @@ def test_a_storage_that_cannot_be_opened_gives_one_line(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "cannot be opened" in error
+
+
+@pytest.mark.parametrize("options", [["--jobs", "0"], ["--trials", "0"], ["--sampler", "grid"]])
+def test_a_bad_option_gives_one_line_and_makes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    path = write(tmp_path)
+    assert main(["tune", str(path), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert options[0].lstrip("-") in error
+    assert [p.name for p in tmp_path.iterdir()] == ["config.yml"]
 
 
 def test_a_password_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -485,6 +505,46 @@ def test_a_grid_is_tried_once_with_the_papers_setting_first(tmp_path: Path) -> N
     assert sorted(taken) == sorted((l1, i) for l1 in (0.1, 0.001, 1e-5) for i in (2, 3, 4))
 
 
+# What others read.
+
+
+def test_the_dashboard_reads_the_study(tuning: Tuning) -> None:
+    study = open_study(tuning)
+    for i in range(3):
+        complete(study, tuning, [0.5, 0.4 - i / 10], l1=0.001 * (i + 1), i_max=2 + i)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/api/studies"
+    program = str(Path(sys.executable).with_name("optuna-dashboard"))
+    shown = tuning.storage.removeprefix("journal:")
+    server = subprocess.Popen(
+        [program, "--host", "127.0.0.1", "--port", str(port), shown],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        (summary,) = patient_get(url)["study_summaries"]
+        assert summary["study_name"] == "petridish"
+        found = patient_get(f"{url}/{summary['study_id']}")
+    finally:
+        server.terminate()
+        server.wait()
+    assert [trial["values"] for trial in found["trials"]] == [t.values for t in study.trials]
+    assert [t["intermediate_values"][0]["value"] for t in found["trials"]] == [0.5] * 3
+    assert {p["name"] for p in found["trials"][0]["params"]} == {"l1", "i_max"}
+
+
+def patient_get(url: str) -> Any:
+    """Ask a server that is about to start."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for _ in range(200):
+        try:
+            with opener.open(url, timeout=5) as answer:
+                return json.load(answer)
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer")
+
+
 # Two processes, one killed.
 
 
@@ -502,7 +562,7 @@ def command(path: Path) -> list[str]:
 def test_kill_9_of_one_of_two_processes_loses_no_trial_and_repeats_none(
     tmp_path: Path, url: str
 ) -> None:
-    path = write(tmp_path, models=4, trials=4, pruner="none", storage=url.format(tmp_path))
+    path = write(tmp_path, models=4, trials=3, pruner="none", storage=url.format(tmp_path))
     tuning = Tuning.from_yaml(path)
     processes = [
         subprocess.Popen(command(path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -519,9 +579,9 @@ def test_kill_9_of_one_of_two_processes_loses_no_trial_and_repeats_none(
             process.wait()
     study = open_study(tuning)
     settings = live(study.trials)
-    assert [t.state for t in settings] == [TrialState.COMPLETE] * 4
-    assert len({t.params["l1"] for t in settings}) == 4
-    assert len(study.trials) == 5
+    assert [t.state for t in settings] == [TrialState.COMPLETE] * 3
+    assert len({t.params["l1"] for t in settings}) == 3
+    assert len(study.trials) == 4
     (heir,) = (t for t in settings if t.user_attrs.get(CONTINUES))
     assert first_number(heir) == killed
     assert heir.params == study.trials[killed].params
@@ -556,15 +616,14 @@ def running(tuning: Tuning, pid: int) -> list[int]:
     ]
 
 
-@pytest.mark.slow
 def test_jobs_share_a_study(tmp_path: Path) -> None:
-    path = write(tmp_path, trials=5)
+    path = write(tmp_path, trials=4)
     done = subprocess.run(
         [*command(path), "--jobs", "2"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     study = open_study(Tuning.from_yaml(path))
-    assert [t.state for t in study.trials] == [TrialState.COMPLETE] * 5
+    assert [t.state for t in study.trials] == [TrialState.COMPLETE] * 4
     owners = {json.dumps(t.user_attrs[OWNER]) for t in study.trials}
     assert len(owners) == 2
 

@@ -40,6 +40,7 @@ def add_tune_command(subparsers: Any) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
+    from nni_petridish.records import check_number
     from nni_petridish.threads import set_threads
     from nni_petridish.tuning.settings import Tuning
 
@@ -51,6 +52,7 @@ def _tune(options: argparse.Namespace) -> int:
         sampler=options.sampler,
         pruner=options.pruner,
     )
+    check_number("--jobs", options.jobs, 1, whole=True)
     set_threads(options.jobs)
     from nni_petridish.tuning.storage import open_study
 

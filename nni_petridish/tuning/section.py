@@ -6,7 +6,7 @@ for a search, for nnictl and for a study. Nothing here imports Optuna.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,6 +18,9 @@ from nni_petridish.records import check_number
 PLACE = f"{ARGUMENTS}.tuning"
 SAMPLERS = ("tpe", "random", "gp", "nsgaii", "grid")
 PRUNERS = ("median", "hyperband", "none")
+LARGEST_GRID = 10_000
+LARGEST_NUMBER = 2**53
+"""Beyond it not every whole number is a float, which Optuna's samplers count with."""
 _LOGARITHMIC = ("l1", "recipe.lr", "recipe.weight_decay")
 
 Value = float | int | str | bool
@@ -59,6 +62,8 @@ class Dimension:
             if end not in keys:
                 raise ConfigError(f"{name}.{end} is missing: give low and high, or choices.")
             check_number(f"{name}.{end}", keys[end], 0)
+            if keys[end] > LARGEST_NUMBER:
+                raise ConfigError(f"{name}.{end} must be at most {LARGEST_NUMBER}.")
         log = keys.get("log", name in _LOGARITHMIC)
         if not isinstance(log, bool):
             raise ConfigError(f"{name}.log must be true or false but got {log!r}.")
@@ -93,7 +98,7 @@ class Dimension:
         assert self.high is not None
         return (self.low, self.high)
 
-    def grid(self) -> tuple[Value, ...]:
+    def grid(self) -> Sequence[Value]:
         """Return all values if they can be counted."""
         if self.choices:
             return self.choices
@@ -101,7 +106,7 @@ class Dimension:
             return ()
         assert self.low is not None
         assert self.high is not None
-        return tuple(range(int(self.low), int(self.high) + 1))
+        return range(int(self.low), int(self.high) + 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -193,6 +198,9 @@ class Section:
         with prefix(f"{PLACE}."):
             if "space" in keys:
                 space = mapping("space", keys["space"])
+                for name in space:
+                    if not isinstance(name, str):
+                        raise ConfigError(f"space must have names as its keys but got {name!r}.")
                 keys["space"] = {
                     name: Dimension.read(f"space.{name}", _with_log(name, dimension))
                     for name, dimension in space.items()
@@ -201,11 +209,17 @@ class Section:
             return cls(**keys)
 
     def _check_grid(self) -> None:
+        settings = 1
         for name, dimension in self.space.items():
             if not dimension.grid():
                 raise ConfigError(
                     f"sampler grid needs choices or whole numbers but space.{name} is a range"
                     f" from {dimension.low!r} to {dimension.high!r}."
+                )
+            settings *= len(dimension.grid())
+            if settings > LARGEST_GRID:
+                raise ConfigError(
+                    f"sampler grid can try {LARGEST_GRID} settings at most but space has more."
                 )
 
 

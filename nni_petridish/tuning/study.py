@@ -82,6 +82,7 @@ def tune(
         pruner=pruner,
     )
     check_number("jobs", jobs, 1, whole=True)
+    jobs = min(jobs, tuning.section.trials)
     opened = open_study(tuning)
     if jobs == 1:
         work(tuning, stop, on_trial)
