@@ -43,6 +43,7 @@ _HOMES = {
     "VisionGenotype": "genotype",
     "VisionTask": "task",
     "Watcher": "growth",
+    "ablate": "ablations",
     "alpha_tables": "grow",
     "attach_candidates": "grow",
     "candidate_parameters": "grow",
@@ -82,6 +83,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from nni_petridish.ablations.work import ablate
     from nni_petridish.complexity import count_multiply_adds, count_parameters
     from nni_petridish.config import SearchConfig
     from nni_petridish.coordinator import Coordinator

@@ -35,6 +35,28 @@ def refuse_unknown(found: Mapping[str, Any], known: tuple[str, ...], prefix: str
             )
 
 
+def dig(document: Mapping[str, Any], name: str) -> Any:
+    """Return what a document has under a dotted name; None if there is nothing.
+
+    >>> dig({"recipe": {"lr": 0.05}}, "recipe.lr")
+    0.05
+    """
+    value: Any = document
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def put(document: dict[str, Any], name: str, value: object, place: str) -> None:
+    """Set what a document has under a dotted name; ``place`` goes before it in a complaint."""
+    *above, last = name.split(".")
+    for key in above:
+        document = document.setdefault(key, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"{place}{name}: {key} is not a mapping.")
+    document[last] = value
+
+
 @contextmanager
 def prefix(place: str) -> Iterator[None]:
     """Put the place before the message of whatever a part complains about."""

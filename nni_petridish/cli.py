@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
             "--resume", action="store_true", help="go on with the search that the gallery holds"
         )
 
+    from nni_petridish.ablations.cli import add_ablate_command
     from nni_petridish.baselines.feature_selection.cli import add_analogy_command
     from nni_petridish.model_commands import add_model_commands
     from nni_petridish.tuning.cli import add_tune_command
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add_model_commands(commands)
     add_analogy_command(commands)
     add_tune_command(commands)
+    add_ablate_command(commands)
     return parser
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish.ablations.section import check_ablations
 from nni_petridish.atomic import to_json, write_file
 from nni_petridish.checks import mapping, prefix, refuse_unknown, resolve
 from nni_petridish.chooser import Range, make_chooser, split_ranges
@@ -54,7 +55,7 @@ _NNI_KEYS = (
 _TUNER_KEYS = ("className", "codeDirectory", "classArgs")
 _SETTINGS = tuple(f.name for f in fields(SearchSettings) if f.name != "limits")
 _PLAN = tuple(f.name for f in fields(Plan))
-_OWN = ("gallery", "data", "recipe", "limits", "tuning")
+_OWN = ("gallery", "data", "recipe", "limits", "tuning", "ablations")
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ class SearchConfig:
         data = kind.read_data(mapping(f"{ARGUMENTS}.data", arguments.get("data", {})), base)
         kind.check_space({k: v for k, v in space.items() if k != "space"}, data)
         check_tuning(arguments.pop("tuning", {}))
+        if "ablations" in arguments:
+            check_ablations(arguments.pop("ablations"))
         with prefix(f"{ARGUMENTS}."):
             arguments, ranges = split_ranges(arguments)
             settings = _read_settings(arguments)

@@ -24,7 +24,7 @@ from nni_petridish.data import load_data
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.export import SavedModel, from_gallery, write_model
 from nni_petridish.gallery import Gallery
-from nni_petridish.genotype import VisionGenotype
+from nni_petridish.genotype import MERGES, VisionGenotype
 from nni_petridish.recipe import Recipe
 from nni_petridish.records import check_number
 from nni_petridish.training import evaluate, fit
@@ -66,9 +66,10 @@ class FinalTraining:
 
     @property
     def name(self) -> str:
-        """A name for its folder: model, cells per stage, filters, epochs."""
-        space, epochs = self.space, self.recipe.epochs
-        return f"{self.model}-N{space.cells_per_stage}-F{space.filters}-{epochs}epochs"
+        """A name for its folder: model, cells per stage, filters, epochs, an unusual merge."""
+        space, epochs, merge = self.space, self.recipe.epochs, self.genotype.merge
+        suffix = "" if merge == MERGES[0] else f"-{merge}"
+        return f"{self.model}-N{space.cells_per_stage}-F{space.filters}-{epochs}epochs{suffix}"
 
     def size(self) -> tuple[int, int]:
         """Return (multiply-adds, parameters); the auxiliary head does not count."""
@@ -203,6 +204,7 @@ def final_training(
     epochs: int = PAPER_EPOCHS,
     seed: int = 0,
     max_multiply_adds: float | None = None,
+    merge: str | None = None,
     changes: dict[str, Any] | None = None,
 ) -> FinalTraining:
     """Prepare the final training of a model of a gallery; the numbers are the paper's.
@@ -217,6 +219,9 @@ def final_training(
         F; 32 by default.
     max_multiply_adds
         Choose the largest F that stays within this instead.
+    merge
+        op_merge, if it is not to be that of the search: after a search with the weighted sum,
+        ``"concat_project"`` is the paper's CP-end (appendix B.3).
     changes
         To the recipe of the search.
     """
@@ -226,6 +231,8 @@ def final_training(
     if not isinstance(genotype, VisionGenotype):
         raise ConfigError(f"The final training is for vision but the model is {genotype.space}.")
     options = {key: value for key, value in model.space.items() if key != "space"}
+    if merge is not None:
+        genotype, options["merge"] = replace(genotype, merge=merge), merge
     if cells_per_stage is None:
         cells_per_stage = PAPER_CELLS if genotype.mode == "cell" else options["cells_per_stage"]
     if filters is not None and max_multiply_adds is not None:

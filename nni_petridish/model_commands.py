@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.errors import ConfigError
+from nni_petridish.genotype import MERGES
 from nni_petridish.selection import (
     add_selection,
     is_selected,
@@ -54,6 +55,9 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--filters", type=int, metavar="F", help="of the first stage (default: 32)")
     parser.add_argument(
         "--fit", metavar="N", help="as many filters as N multiply-adds allow, such as 600M"
+    )
+    parser.add_argument(
+        "--merge", choices=MERGES, help="op_merge of the weak learners (default: the search's)"
     )
     parser.add_argument("--epochs", type=int, default=600, help="(default: 600)")
     parser.add_argument("--repetitions", type=int, default=1, help="(default: 1)")
@@ -116,6 +120,7 @@ def _train(options: argparse.Namespace) -> int:
         epochs=options.epochs,
         seed=options.seed,
         max_multiply_adds=None if options.fit is None else parse_count(options.fit),
+        merge=options.merge,
         changes=dict(map(_read_change, options.set)),
     )
     folder = options.out or options.gallery / "final" / training.name

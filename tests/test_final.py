@@ -178,3 +178,21 @@ def test_the_command_trains_and_goes_on(
     assert next(line for line in first.splitlines() if "run 0" in line) in second
     assert "±" in second.splitlines()[-1]
     assert main([*arguments, "--set", "lr"]) == 2
+
+
+def test_cp_end_replaces_the_weighted_sums_in_the_end_alone(tmp_path: Path) -> None:
+    gallery = vision_gallery(tmp_path)
+    plain = final_training(gallery.folder, **SMALL)
+    ws = final_training(gallery.folder, **SMALL, merge="weighted_sum")
+    back = final_training(gallery.folder, **SMALL, merge="concat_project")
+    assert (plain.genotype, plain.identity()) == (back.genotype, back.identity())
+    assert ws.genotype.cells == plain.genotype.cells
+    assert (ws.genotype.merge, ws.space.merge) == ("weighted_sum", "weighted_sum")
+    # A projection from k shortcuts of width C costs k·C·C at every pixel, and nothing else differs.
+    projections = sum(
+        len(learner) * shape.channels**2 * (8 // 2**shape.level) ** 2
+        for shape, key in zip(plain.space.shapes(), plain.space.keys(), strict=True)
+        for learner in plain.genotype.cells[key]
+    )
+    assert plain.size()[0] - ws.size()[0] == projections
+    assert ws.name != plain.name  # so that both may lie in one gallery

@@ -41,6 +41,12 @@ def text_table(rows: Sequence[Mapping[str, str]]) -> str:
     )
 
 
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return rows with the same keys as a table in Markdown."""
+    lines = [list(rows[0]), ["---:"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def lineage_table(search: Search) -> str:
     """Return all models as a tree, each under its parent; a star marks those on the hull."""
     on_hull = {record.id for record in search.hull()}

@@ -13,15 +13,13 @@ import optuna
 from optuna.trial import Trial
 
 from nni_petridish.atomic import ExclusiveLock
-from nni_petridish.errors import ConfigError, GalleryError, SearchError
+from nni_petridish.errors import GalleryError
 from nni_petridish.growth import Watcher
-from nni_petridish.hull import lower_hull
-from nni_petridish.records import ModelRecord
 from nni_petridish.runner import run_search
 from nni_petridish.search import Search
 from nni_petridish.tuning.queue import first_number
-from nni_petridish.tuning.section import PLACE
 from nni_petridish.tuning.settings import Tuning
+from nni_petridish.within import best_within, found_within
 
 SEARCHES, SECONDS = "searches", "seconds"
 LOCK_FILE = ".trial.lock"
@@ -40,7 +38,7 @@ class Found:
     seed
         Of the search.
     model, error, multiply_adds
-        The most accurate model of the hull within the limit.
+        The most accurate model within the limit.
     models
         How many models the search made.
     hull
@@ -93,27 +91,6 @@ def run_trial(tuning: Tuning, trial: Trial, stop: Callable[[], bool]) -> list[fl
     return [error, size] if tuning.section.multi_objective else [error]
 
 
-def best_within(records: Sequence[ModelRecord], limit: float | None) -> ModelRecord | None:
-    """Return the most accurate model of the hull within a limit of multiply-adds."""
-    hull = [records[i] for i in lower_hull([(r.multiply_adds, r.error) for r in records])]
-    inside = [r for r in hull if limit is None or r.multiply_adds <= limit]
-    return inside[-1] if inside else None
-
-
-def check_limit(tuning: Tuning) -> None:
-    """Raise if not even the seed model is within the limit: then nothing could be found."""
-    limit = tuning.section.max_multiply_adds
-    if limit is None:
-        return
-    task = tuning.config(tuning.default()).load_task()
-    smallest, _ = task.size(task.build(task.seed()))
-    if smallest > limit:
-        raise ConfigError(
-            f"{PLACE}.max_multiply_adds must be at least {smallest}, the seed model's, but got"
-            f" {limit!r}."
-        )
-
-
 class _Reports:
     """Tells Optuna the best error after every growth, and asks it whether to go on.
 
@@ -145,11 +122,7 @@ class _Reports:
 
 def _summary(search: Search, tuning: Tuning, seed: int, gallery: str) -> Found:
     limit = tuning.section.max_multiply_adds
-    best = best_within(search.models(), limit)
-    if best is None:
-        failures = list(search.dropped().values())
-        reason = failures[-1] if failures else f"no model has at most {limit} multiply-adds"
-        raise SearchError(f"the search in {gallery} found nothing: {reason}.")
+    best = found_within(search, limit, gallery)
     hull = tuple((r.id, r.multiply_adds, r.error) for r in search.hull())
     models = len(search.models())
     return Found(seed, best.id, best.error, best.multiply_adds, models, hull, gallery)

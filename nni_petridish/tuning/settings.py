@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from nni_petridish.checks import mapping, resolve
+from nni_petridish.checks import dig, mapping, put, resolve
 from nni_petridish.config import SearchConfig, read_experiment
 from nni_petridish.errors import ConfigError
 from nni_petridish.plan import Plan
@@ -92,7 +91,7 @@ class Tuning:
         """Return the search of a setting."""
         arguments = copy.deepcopy(self.arguments)
         for name, value in values.items():
-            _set(arguments, name, value)
+            put(arguments, name, value, f"{PLACE}.space.")
         arguments["seed"] = arguments.get("seed", 0) + repeat if repeat else arguments.get("seed")
         if arguments["seed"] is None:
             del arguments["seed"]
@@ -107,9 +106,9 @@ class Tuning:
         """
         paper = PAPER.get(self.search_space.get("space", "vision"), {})
         found = {
-            name: paper.get(name, _get(self.arguments, name))
+            name: paper.get(name, dig(self.arguments, name))
             for name in self.section.space
-            if name in paper or _get(self.arguments, name) is not None
+            if name in paper or dig(self.arguments, name) is not None
         }
         return {n: value for n, value in found.items() if self.section.space[n].holds(value)}
 
@@ -126,19 +125,3 @@ class Tuning:
             "searchSpace": config.space,
             "search": {**config.identity(), "limits": asdict(config.settings.limits)},
         }
-
-
-def _get(arguments: Mapping[str, Any], name: str) -> Any:
-    value: Any = arguments
-    for key in name.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _set(arguments: dict[str, Any], name: str, value: Any) -> None:
-    *above, last = name.split(".")
-    for key in above:
-        arguments = arguments.setdefault(key, {})
-        if not isinstance(arguments, dict):
-            raise ConfigError(f"{PLACE}.space.{name}: {key} is not a mapping.")
-    arguments[last] = value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -14,11 +13,12 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from nni_petridish.chooser import quiet
-from nni_petridish.errors import ConfigError, SearchError
+from nni_petridish.errors import SearchError
+from nni_petridish.processes import run_in_processes
 from nni_petridish.records import check_number
 from nni_petridish.threads import set_threads
 from nni_petridish.tuning.queue import BEATS, Pulse, Queue
-from nni_petridish.tuning.section import Section
+from nni_petridish.tuning.section import PLACE, Section
 from nni_petridish.tuning.settings import Tuning
 from nni_petridish.tuning.storage import open_study
 
@@ -87,7 +87,7 @@ def tune(
     if jobs == 1:
         work(tuning, stop, on_trial)
     else:
-        _work_in_processes(tuning, jobs, stop)
+        run_in_processes(work_alone, (tuning,), jobs, stop, "the study")
     return opened
 
 
@@ -98,9 +98,10 @@ def work(
     jobs: int = 1,
 ) -> None:
     """Carry out trials until none is left, or ``stop`` says so, as one of so many processes."""
-    from nni_petridish.tuning.objective import check_limit
+    from nni_petridish.within import check_limit
 
-    check_limit(tuning)
+    limit = tuning.section.max_multiply_adds
+    check_limit(tuning.config(tuning.default()), limit, f"{PLACE}.max_multiply_adds")
     with quiet():
         study = open_study(tuning)
         study.pruner = make_pruner(tuning)
@@ -160,25 +161,6 @@ def make_pruner(tuning: Tuning) -> optuna.pruners.BasePruner:
         return pruners.HyperbandPruner(min_resource=1, max_resource=most)
     # The seed model is the same for all settings of λ and I_max: it says nothing about them.
     return pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
-
-
-def _work_in_processes(tuning: Tuning, jobs: int, stop: Callable[[], bool]) -> None:
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(target=work_alone, args=(tuning, jobs), daemon=True) for _ in range(jobs)
-    ]
-    for process in processes:
-        process.start()
-    asked = False
-    while any(process.is_alive() for process in processes):
-        if stop() and not asked:
-            asked = True
-            for process in processes:
-                process.terminate()
-        time.sleep(_POLL_SECONDS)
-    if all(process.exitcode for process in processes) and not asked:
-        codes = ", ".join(str(process.exitcode) for process in processes)
-        raise ConfigError(f"All {jobs} processes of the study ended early (exit codes {codes}).")
 
 
 def work_alone(tuning: Tuning, jobs: int) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from nni_petridish.report.tables import markdown_table, text_table
 from nni_petridish.tuning.objective import SEARCHES, SECONDS
 from nni_petridish.tuning.queue import first_number, live
 from nni_petridish.tuning.storage import IDENTITY
@@ -81,21 +82,12 @@ def describe_trial(trial: FrozenTrial, names: Iterable[str]) -> str:
 
 def to_text(rows: Sequence[Row]) -> str:
     """Return rows as a table for a terminal."""
-    if not rows:
-        return "nothing yet"
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
-    lines: list[Mapping[str, str]] = [{name: name for name in rows[0]}, *rows]
-    return "\n".join(
-        "  ".join(line[name].rjust(width) for name, width in widths.items()) for line in lines
-    )
+    return text_table(rows) if rows else "nothing yet"
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """Return rows as a table in Markdown."""
-    if not rows:
-        return "nothing yet"
-    lines = [list(rows[0]), ["---:"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(rows) if rows else "nothing yet"
 
 
 def _row(trial: FrozenTrial, names: Sequence[str], is_best: bool) -> Row:
