@@ -39,7 +39,8 @@ def run_search(
         is refused, so that no two searches get mixed by accident.
     watcher
         Told of every epoch, and asked whether to stop; a search that is stopped returns what it
-        has, and goes on where it was when it is resumed.
+        has, and goes on where it was when it is resumed. (KeyboardInterrupt goes through, so that
+        nobody takes half a search for a whole one; it loses nothing either.)
     on_change
         Called with the search after every growth, and at the start.
     """
@@ -54,7 +55,7 @@ def run_search(
         while isinstance(answer := coordinator.ask(), Growth):
             try:
                 work_on(answer, gallery, make_task, config.plan, replace(watcher))
-            except (Interrupted, KeyboardInterrupt):
+            except Interrupted:
                 break
             except Exception as error:
                 # It stands in the journal with its reason, and is tried once more.

@@ -34,7 +34,7 @@ def found_within(search: Search, limit: float | None, where: str) -> ModelRecord
     if best is None:
         failures = list(search.dropped().values())
         reason = failures[-1] if failures else f"no model has at most {limit} multiply-adds"
-        raise SearchError(f"the search in {where} found nothing: {reason}.")
+        raise SearchError(f"the search in {where} found nothing: {reason.removesuffix('.')}.")
     return best
 
 

@@ -59,16 +59,16 @@ def _run(ablations: Ablations, jobs: int) -> None:
 def _finish(ablations: Ablations) -> int:
     """Print the tables and keep them; 1 if something is missing in them."""
     from nni_petridish.ablations.chart import draw
-    from nni_petridish.ablations.tables import to_csv, to_markdown, to_text
+    from nni_petridish.ablations.tables import LEGEND, to_csv, to_markdown, to_text
     from nni_petridish.atomic import write_file
 
     done = _count_finished(ablations)
     if not done:
         print("Nothing is finished yet.")
         return 1
-    print(f"\n{to_text(ablations)}\n")
+    print(f"\n{to_text(ablations)}\n\n{LEGEND}\n")
     files = {
-        TABLES_FILE: f"# Ablations\n\n{to_markdown(ablations)}\n",
+        TABLES_FILE: to_markdown(ablations),
         RUNS_FILE: to_csv(ablations),
         PICTURE_FILE: draw(ablations),
     }

@@ -19,6 +19,12 @@ from nni_petridish.report.tables import markdown_table, text_table
 Result = dict[str, Any]
 Row = dict[str, str]
 
+LEGEND = (
+    "Errors are in percent (perplexities as they are), as mean ± standard deviation over the"
+    " searches. − default: mean difference to the variant that changes nothing, with the same"
+    " random seeds, ± its standard error. Multiply-adds and parameters: of the final model."
+)
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -78,12 +84,7 @@ def title_of(table: Table) -> str:
 
 
 def table_rows(table: Table, found: Sequence[Finding]) -> list[Row]:
-    """Return one row per variant; columns that nobody fills are left out.
-
-    Errors are in percent (perplexities as they are), as mean ± standard deviation over the
-    searches. ``− default`` is the
-    mean difference to the default with the same random seed, ± its standard error.
-    """
+    """Return one row per variant; columns that nobody fills are left out. See `LEGEND`."""
     paper = PAPER[table.name].rows if table.name in PAPER else {}
     default = next((one for one in found if one.variant == table.default), None)
     rows = [_row(one, default, paper.get(one.variant)) for one in found]
@@ -101,7 +102,8 @@ def to_text(ablations: Ablations) -> str:
 
 def to_markdown(ablations: Ablations) -> str:
     """Return all tables as a page in Markdown."""
-    return "\n\n".join(_markdown(table, findings(ablations, table)) for table in ablations.tables)
+    parts = [_markdown(table, findings(ablations, table)) for table in ablations.tables]
+    return "\n\n".join(["# Ablations", LEGEND, *parts]) + "\n"
 
 
 def to_csv(ablations: Ablations) -> str:

@@ -148,10 +148,8 @@ def carry_out(run: Run, stop: Callable[[], bool]) -> dict[str, Any] | None:
     from nni_petridish.runner import run_search
 
     search = run_search(run.config, resume=True, watcher=Watcher(stop=stop))
-    if search.running():  # a growth was left unfinished
-        if stop():
-            return None
-        raise KeyboardInterrupt
+    if stop():
+        return None
     where = f"{run.name}/{run.config.gallery.name}"
     best = found_within(search, run.limit, where)
     result = {
