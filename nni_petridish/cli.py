@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result: int = options.command(options)
     except PetridishError as error:
-        print(f"nni-petridish: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of torchrun's processes, the first one speaks
+            print(f"nni-petridish: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -54,9 +56,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     search.set_defaults(command=_search)
 
-    check = commands.add_parser("check", help="say whether a configuration is valid")
-    check.add_argument(
-        "--estimate", action="store_true", help="measure what a growth takes on this machine"
+    check = commands.add_parser(
+        "check", help="say whether a configuration is valid, and what a growth will take"
+    )
+    how = check.add_mutually_exclusive_group()
+    how.add_argument("--quick", action="store_true", help="without time and memory")
+    how.add_argument(
+        "--estimate",
+        action="store_true",
+        help="measure time and memory anew instead of recalling what was measured here",
     )
     check.set_defaults(command=_check)
 
@@ -124,10 +132,11 @@ def _check(options: argparse.Namespace) -> int:
     config = SearchConfig.from_yaml(options.config)
     config.check_gallery()
     print(f"{options.config} is valid; the gallery will be {config.gallery}.")
-    if config.space["space"] == "vision":
-        from nni_petridish.estimate import describe_cost
+    from nni_petridish.estimate import describe_cost, describe_size
 
-        print(describe_cost(config, measure=options.estimate))
+    print(describe_size(config), flush=True)
+    if not options.quick:
+        print(describe_cost(config, anew=options.estimate))
     return 0
 
 

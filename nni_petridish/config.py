@@ -55,7 +55,7 @@ _NNI_KEYS = (
 _TUNER_KEYS = ("className", "codeDirectory", "classArgs")
 _SETTINGS = tuple(f.name for f in fields(SearchSettings) if f.name != "limits")
 _PLAN = tuple(f.name for f in fields(Plan))
-_OWN = ("gallery", "data", "recipe", "limits", "tuning", "ablations")
+_OWN = ("gallery", "data", "recipe", "limits", "start", "tuning", "ablations")
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ class SearchConfig:
         On how many machines they run.
     ranges
         Where λ and I_max may lie if each growth is to choose its own.
+    start
+        The model to start from instead of the space's seed, see `nni_petridish.warm_start`.
     """
 
     gallery: Path
@@ -93,6 +95,7 @@ class SearchConfig:
     concurrency: int = 1
     machines: int = 1
     ranges: dict[str, Range] = field(default_factory=dict)
+    start: dict[str, Any] | None = None
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> SearchConfig:
@@ -123,7 +126,12 @@ class SearchConfig:
         recipe = kind.read_recipe(mapping(f"{ARGUMENTS}.recipe", arguments.get("recipe", {})), data)
         gallery = _read_gallery(arguments.get("gallery"), base)
         machines = _count_machines(experiment.get("trainingService"))
-        return cls(gallery, space, data, recipe, settings, plan, concurrency, machines, ranges)
+        start = _read_start(arguments.get("start"), space, data, base)
+        if start is None and plan.seed_epochs == 0:
+            raise ConfigError(f"{ARGUMENTS}.seed_epochs must be at least 1 without a start.")
+        return cls(
+            gallery, space, data, recipe, settings, plan, concurrency, machines, ranges, start
+        )
 
     def at_once(self, growth: Growth) -> int:
         """Return how many growths run on the machine of this one, itself included."""
@@ -147,6 +155,7 @@ class SearchConfig:
             concurrency=data["concurrency"],
             machines=data["machines"],
             ranges={name: Range(**ends) for name, ends in data.get("ranges", {}).items()},
+            start=data.get("start"),
         )
 
     def identity(self) -> dict[str, Any]:
@@ -156,7 +165,8 @@ class SearchConfig:
         # A range takes the place of its number; without one nothing is said of ranges.
         ranges = {name: asdict(range) for name, range in self.ranges.items()}
         chosen = {**self.settings.identity(), **asdict(self.plan), **ranges}
-        return {**chosen, "data": data, "recipe": recipe}
+        start = {k: v for k, v in (self.start or {}).items() if k != "from"}
+        return {**chosen, "data": data, "recipe": recipe, **({"start": start} if start else {})}
 
     def make_chooser(self, gallery: Gallery) -> Chooser | None:
         """Return what chooses λ and I_max of each growth; None if they are numbers."""
@@ -164,7 +174,12 @@ class SearchConfig:
 
     def load_task(self) -> Task:
         """Load the data and make the task; needs torch."""
-        return kind_of(self.space).load_task(self.space, self.data, self.recipe)
+        task = kind_of(self.space).load_task(self.space, self.data, self.recipe)
+        if self.start is None:
+            return task
+        from nni_petridish.warm_start import warm_task
+
+        return warm_task(task, self.start)
 
     def check_gallery(self) -> None:
         """Raise unless the gallery can be made here, or is there and of this very search."""
@@ -190,7 +205,7 @@ def read_experiment(
     path: str | os.PathLike[str],
 ) -> tuple[Any, dict[str, Any], Path, dict[str, Any]]:
     """Read a file and check what is NNI's in it; return the arguments of `from_parts`."""
-    document = _read_yaml(Path(path))
+    document = read_yaml(Path(path))
     refuse_unknown(document, _NNI_KEYS, "")
     for key in ("searchSpace", "tuner"):
         if key not in document:
@@ -203,7 +218,8 @@ def read_experiment(
     return document["searchSpace"], arguments, base, document
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a file whose content is a mapping."""
     import yaml
 
     try:
@@ -228,6 +244,28 @@ def _read_settings(arguments: Mapping[str, Any]) -> SearchSettings:
     given = {name: arguments[name] for name in _SETTINGS if name in arguments}
     counted = {name: epochs[name] for name in ("seed_epochs", "weak_epochs", "final_epochs")}
     return SearchSettings(**{**given, **counted}, limits=checked)
+
+
+def _read_start(
+    options: object, space: Mapping[str, Any], data: Mapping[str, Any], base: Path
+) -> dict[str, Any] | None:
+    """Find the model to start from, if any, and check that it is of the search's space."""
+    from nni_petridish.warm_start import check_space, find_start
+
+    if options is None:
+        return None
+    place = f"{ARGUMENTS}.start"
+    given = mapping(place, options)
+    refuse_unknown(given, ("from", "model"), f"{place}.")
+    path = resolve(f"{place}.from", given.get("from"), base)
+    id = given.get("model")
+    if id is not None and not isinstance(id, str):
+        raise ConfigError(f"{place}.model must be the id of a model but got {id!r}.")
+    start, its_space, its_data = find_start(path, id)
+    with prefix(f"{place}: "):
+        wanted = kind_of(space).full_space(space, data)
+        check_space(wanted, kind_of(its_space).full_space(its_space, its_data))
+    return start
 
 
 def _check_kind(space: dict[str, Any]) -> dict[str, Any]:

@@ -1,108 +1,125 @@
-"""What a search will cost, before it starts: size of the seed, time and memory of a growth."""
+"""What a search will cost, before it starts: size of the seed, time and memory of a growth.
+
+The size comes from formulas and needs no torch. Time and memory are measured, a few training steps
+of the seed with and without candidates, and remembered for this machine: asked again, the answer
+is there at once.
+"""
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn import functional as F
-
-from nni_petridish.complexity import count_multiply_adds, count_parameters
+from nni_petridish.atomic import write_file
 from nni_petridish.config import SearchConfig
-from nni_petridish.data import describe
-from nni_petridish.errors import ConfigError
-from nni_petridish.grow import attach_candidates
-from nni_petridish.recipe import Recipe
-from nni_petridish.sgd import make_optimizer
-from nni_petridish.splits import steps_per_epoch
-from nni_petridish.training import resolve_device
-from search_spaces import VisionSpace
+from nni_petridish.kinds import kind_of
+from nni_petridish.plan import Plan
+from nni_petridish.threads import cores
 
-_STEPS = 3
+_KEPT = 100
+"""How many measurements are remembered."""
 
 
 @dataclass(frozen=True)
-class StepCost:
-    """Seconds of a training step of the seed, of one with its candidates, and peak memory."""
+class Cost:
+    """Seconds of a training step of the seed, and of one with its candidates.
+
+    Parameters
+    ----------
+    plain, weak
+        Seconds.
+    steps
+        Steps of an epoch.
+    bytes
+        Peak memory of the process, or of the GPU.
+    """
 
     plain: float
     weak: float
+    steps: int
     bytes: int
 
 
-def describe_cost(config: SearchConfig, measure: bool = False) -> str:
-    """Return the size of the seed in words; if asked to, what training takes as well."""
-    multiply_adds, parameters = seed_size(config)
-    text = f"Seed: {parameters:,} parameters, {multiply_adds:,} multiply-adds."
-    if not measure:
-        return text
-    images: Any = config.load_task()
-    cost = step_cost(config)
-    seed, growth = growth_seconds(config, cost, len(images.data.train))
+def describe_size(config: SearchConfig) -> str:
+    """Return the size of the seed in words."""
+    multiply_adds, parameters = kind_of(config.space).seed_size(config.space, config.data)
+    return f"Seed: {parameters:,} parameters, {multiply_adds:,} multiply-adds."
+
+
+def describe_cost(config: SearchConfig, anew: bool = False) -> str:
+    """Return in words what training takes on this machine.
+
+    Parameters
+    ----------
+    anew
+        Measure even if it was measured before.
+    """
+    cost = None if anew else _recall(config)
+    if cost is None:
+        from nni_petridish.measure import measure_cost
+
+        cost = measure_cost(config)
+        _remember(config, cost)
+    seed, growth = growth_seconds(config.plan, cost)
     return (
-        f"{text}\nOn this machine, one worker alone: the seed takes about {_duration(seed)}, its"
-        f" first growth {_duration(growth)} (larger models longer), {cost.bytes / 2**30:.1f} GiB."
+        f"On this machine, one worker alone: the seed takes about {_duration(seed)}, its first"
+        f" growth {_duration(growth)} (larger models longer), {cost.bytes / 2**30:.1f} GiB."
     )
 
 
-def seed_size(config: SearchConfig) -> tuple[int, int]:
-    """Return (multiply-adds, parameters) of the seed; nothing is computed and no data are read."""
-    space = _space(config)
-    with torch.device("meta"):
-        net = space.build(space.seed())
-        return count_multiply_adds(net, space.image_shape), count_parameters(net)
-
-
-def step_cost(config: SearchConfig) -> StepCost:
-    """Measure a few training steps on random images, on the recipe's device."""
-    space, recipe = _space(config), config.recipe
-    device = resolve_device(recipe)
-    net = space.build(space.seed()).to(device)
-    plain = _seconds(net, space, recipe, device)
-    weak = _seconds(attach_candidates(net, 0.001), space, recipe, device)
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-    else:  # of the whole process; macOS counts bytes, Linux kilobytes
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return StepCost(plain, weak, peak)
-
-
-def growth_seconds(config: SearchConfig, cost: StepCost, images: int) -> tuple[float, float]:
+def growth_seconds(plan: Plan, cost: Cost) -> tuple[float, float]:
     """Return about how long the seed takes, and the first growth; later ones take longer."""
-    steps, plan = steps_per_epoch(images, config.recipe.batch_size), config.plan
     growth = plan.weak_epochs * cost.weak + plan.final_epochs * cost.plain
-    return steps * plan.seed_epochs * cost.plain, steps * growth
+    return cost.steps * plan.seed_epochs * cost.plain, cost.steps * growth
 
 
-def _seconds(net: Any, space: VisionSpace, recipe: Recipe, device: torch.device) -> float:
-    """Return the seconds of a step: the fastest of a few, the first of which warms up."""
-    images = torch.rand(recipe.batch_size, *space.image_shape, device=device)
-    labels = torch.zeros(recipe.batch_size, dtype=torch.int64, device=device)
-    optimizer = make_optimizer(net, recipe)
-    times = []
-    for _ in range(_STEPS):
-        began = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(net(images), labels)
-        loss.backward()
-        optimizer.step()
-        float(loss.detach())  # waits for a GPU
-        times.append(time.perf_counter() - began)
-    return min(times)
+def _store() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "nni-petridish" / "costs.json"
 
 
-def _space(config: SearchConfig) -> VisionSpace:
-    if config.space["space"] != "vision":
-        raise ConfigError(f"An estimate is for vision but the space is {config.space['space']}.")
-    data = config.data
-    shape, classes = describe(data["name"], data.get("root"), data.get("image_size") or 224)
-    options = {key: value for key, value in config.space.items() if key != "space"}
-    return VisionSpace(shape, classes, **options)
+def _key(config: SearchConfig) -> str:
+    """Return what the cost depends on: network, data, recipe, machine and torch."""
+    facts = {
+        "space": config.space,
+        "data": config.data,
+        "recipe": asdict(config.recipe),
+        "machine": [platform.node(), platform.machine(), cores(), version("torch")],
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _recall(config: SearchConfig) -> Cost | None:
+    try:
+        return Cost(**_read_store()[_key(config)])
+    except (KeyError, TypeError):
+        return None
+
+
+def _remember(config: SearchConfig, cost: Cost) -> None:
+    known = {**_read_store(), _key(config): asdict(cost)}
+    latest = dict(list(known.items())[-_KEPT:])
+    try:
+        _store().parent.mkdir(parents=True, exist_ok=True)
+        write_file(_store(), json.dumps(latest).encode())
+    except OSError:
+        pass  # no place to remember it: it will be measured again
+
+
+def _read_store() -> dict[str, Any]:
+    try:
+        found = json.loads(_store().read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _duration(seconds: float) -> str:

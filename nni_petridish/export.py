@@ -6,7 +6,8 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -133,24 +134,41 @@ def read_model(path: Path) -> SavedModel:
     """Read what `write_model` wrote, and check that it is what was written; no pickle involved."""
     from safetensors import safe_open
 
+    header, checksum = read_header(path)
+    with _readable(path), safe_open(str(path), framework="pt") as file:
+        text = file.metadata()[_KEY]
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if checksum != _digest(text, weights):
+        raise DamagedModelError(f"{path} is damaged: its checksum is wrong.")
+    genotype = Genotype.from_dict(header["genotype"])
+    return SavedModel(header["space"], genotype, weights, header["facts"])
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], str | None]:
+    """Return ``space``, ``genotype`` and ``facts`` of a file, and its checksum; needs no torch."""
+    from safetensors import safe_open
+
+    with _readable(path), safe_open(str(path), framework="numpy") as file:
+        metadata = file.metadata() or {}
+    if _KEY not in metadata:
+        raise GalleryError(f"{path} was not written by nni-petridish export.")
     try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = json.loads(metadata[_KEY])
+    except ValueError:
+        raise DamagedModelError(f"{path} is damaged: its header is not JSON.") from None
+    if header.get("version") != _VERSION:
+        raise GalleryError(f"{path} must have version {_VERSION} but has {header.get('version')}.")
+    return header, metadata.get("sha256")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise GalleryError(f"There is no model and no gallery at {path}.") from None
     except Exception as error:  # safetensors raises its own untyped errors
         raise DamagedModelError(f"{path} is not a safetensors file: {error}.") from None
-    if _KEY not in metadata:
-        raise GalleryError(f"{path} was not written by nni-petridish export.")
-    text = metadata[_KEY]
-    if metadata.get("sha256") != _digest(text, weights):
-        raise DamagedModelError(f"{path} is damaged: its checksum is wrong.")
-    header = json.loads(text)
-    if header.get("version") != _VERSION:
-        raise GalleryError(f"{path} must have version {_VERSION} but has {header.get('version')}.")
-    genotype = Genotype.from_dict(header["genotype"])
-    return SavedModel(header["space"], genotype, weights, header["facts"])
 
 
 def export_model(model: SavedModel, path: Path, format: str, pixels: bool = False) -> None:

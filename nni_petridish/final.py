@@ -1,7 +1,8 @@
 """Final training: a found architecture from scratch, larger, on all training images.
 
 The test images are looked at once per repetition, when its training is over. A repetition that is
-finished is never trained again, one that was interrupted goes on from its last epoch.
+finished is never trained again, one that was interrupted goes on from its last epoch. Started by
+torchrun, all processes train the same repetition together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +21,10 @@ import torch
 
 from nni_petridish.atomic import ExclusiveLock, to_json, write_file
 from nni_petridish.complexity import count_multiply_adds, count_parameters
-from nni_petridish.config import SearchConfig
 from nni_petridish.data import load_data
+from nni_petridish.distributed import World, current_world
 from nni_petridish.errors import ConfigError, GalleryError
-from nni_petridish.export import SavedModel, from_gallery, write_model
-from nni_petridish.gallery import Gallery
+from nni_petridish.export import SavedModel, write_model
 from nni_petridish.genotype import MERGES, VisionGenotype
 from nni_petridish.recipe import Recipe
 from nni_petridish.records import check_number
@@ -32,8 +33,8 @@ from search_spaces import VisionSpace
 
 if TYPE_CHECKING:
     from nni_petridish.data import DataSet
+    from search_spaces.vision_network import VisionNetwork
 
-PAPER_CELLS, PAPER_FILTERS, PAPER_EPOCHS = 6, 32, 600
 RESULT_FILE, MODEL_FILE, SETTINGS_FILE = "result.json", "model.safetensors", "settings.json"
 
 
@@ -66,14 +67,16 @@ class FinalTraining:
 
     @property
     def name(self) -> str:
-        """A name for its folder: model, cells per stage, filters, epochs, an unusual merge."""
+        """A name for its folder: model, unusual stem, N, F, epochs, unusual merge."""
         space, epochs, merge = self.space, self.recipe.epochs, self.genotype.merge
+        stem = "" if space.stem == "plain" else f"{space.stem}-"
+        size = f"N{space.cells_per_stage}-F{space.filters}"
         suffix = "" if merge == MERGES[0] else f"-{merge}"
-        return f"{self.model}-N{space.cells_per_stage}-F{space.filters}-{epochs}epochs{suffix}"
+        return f"{self.model}-{stem}{size}-{epochs}epochs{suffix}"
 
     def size(self) -> tuple[int, int]:
         """Return (multiply-adds, parameters); the auxiliary head does not count."""
-        return _size(self.space, self.genotype)
+        return size_of(self.space, self.genotype)
 
     def identity(self) -> dict[str, Any]:
         """Return what must not change between repetitions."""
@@ -112,22 +115,28 @@ class FinalTraining:
             Called with the result of each repetition.
         """
         check_number("repetitions", repetitions, 1, whole=True)
-        self._claim(folder)
+        world = current_world()
+        world.share(self.recipe.batch_size)  # what cannot be shared is said before anything is made
+        lock = ExclusiveLock(folder / "lock", f"The final training in {folder}")
+        world.on_main(lambda: self._claim(folder, lock))
         results = []
-        with ExclusiveLock(folder / "lock", f"The final training in {folder}"):
+        try:
             data: DataSet | None = None
             for repetition in range(repetitions):
-                result = _read_result(folder / f"run-{repetition}")
+                home = folder / f"run-{repetition}"
+                result = world.on_main(partial(_read_result, home))
                 if result is None:
                     data = data or load_data(**{**self.data, "validation": 0})
-                    result = self._repeat(folder, repetition, data, stop, progress)
+                    result = self._repeat(home, repetition, data, world, stop, progress)
                 results.append(result)
                 if on_result is not None:
                     on_result(result)
+        finally:
+            lock.release()
         return results
 
-    def _claim(self, folder: Path) -> None:
-        """Make the folder, or see that it holds the same training."""
+    def _claim(self, folder: Path, lock: ExclusiveLock) -> None:
+        """Make the folder, or see that it holds the same training; keep others out of it."""
         path = folder / SETTINGS_FILE
         try:
             found = json.loads(path.read_bytes())
@@ -147,16 +156,18 @@ class FinalTraining:
                 f"{folder} holds another final training ({', '.join(different)} differ): choose"
                 " another folder."
             )
+        lock.acquire()
 
     def _repeat(
         self,
-        folder: Path,
+        home: Path,
         repetition: int,
         data: DataSet,
+        world: World,
         stop: Callable[[], bool] | None,
         progress: bool,
     ) -> dict[str, Any]:
-        home, seed = folder / f"run-{repetition}", self.seed + repetition
+        seed = self.seed + repetition
         torch.manual_seed(seed)
         net = self.space.build(self.genotype, auxiliary=self.recipe.auxiliary_weight > 0)
         history = fit(
@@ -169,18 +180,24 @@ class FinalTraining:
             progress=progress,
             label=f"{self.model} run {repetition}",
         )
+        facts = {"repetition": repetition, "seed": seed, "images": len(data.train)}
+        return world.on_main(
+            lambda: self._finish(home, net, data, facts | {"history": list(history.records)})
+        )
+
+    def _finish(
+        self, home: Path, net: VisionNetwork, data: DataSet, known: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Look at the test images and keep the model."""
         metrics = evaluate(net, data.test, self.recipe)
         multiply_adds, parameters = self.size()
         assert parameters == count_parameters(net)
         result = {
-            "repetition": repetition,
-            "seed": seed,
+            **known,
             "test_error": metrics.error,
             "test_loss": metrics.loss,
-            "images": len(data.train),
             "multiply_adds": multiply_adds,
             "parameters": parameters,
-            "history": list(history.records),
         }
         weights = {k: w for k, w in net.state_dict().items() if not k.startswith("auxiliary.")}
         facts = {k: v for k, v in result.items() if k != "history"} | {
@@ -195,70 +212,14 @@ class FinalTraining:
         return result
 
 
-def final_training(
-    gallery: Path,
-    id: str | None = None,
-    *,
-    cells_per_stage: int | None = None,
-    filters: int | None = None,
-    epochs: int = PAPER_EPOCHS,
-    seed: int = 0,
-    max_multiply_adds: float | None = None,
-    merge: str | None = None,
-    changes: dict[str, Any] | None = None,
-) -> FinalTraining:
-    """Prepare the final training of a model of a gallery; the numbers are the paper's.
-
-    Parameters
-    ----------
-    gallery, id
-        Which model; the most accurate one by default.
-    cells_per_stage
-        N; 6 by default, but in macro mode the architecture says how many cells there are.
-    filters
-        F; 32 by default.
-    max_multiply_adds
-        Choose the largest F that stays within this instead.
-    merge
-        op_merge, if it is not to be that of the search: after a search with the weighted sum,
-        ``"concat_project"`` is the paper's CP-end (appendix B.3).
-    changes
-        To the recipe of the search.
-    """
-    config = SearchConfig.of_gallery(Gallery(gallery))
-    model = from_gallery(gallery, id)
-    genotype = model.genotype
-    if not isinstance(genotype, VisionGenotype):
-        raise ConfigError(f"The final training is for vision but the model is {genotype.space}.")
-    options = {key: value for key, value in model.space.items() if key != "space"}
-    if merge is not None:
-        genotype, options["merge"] = replace(genotype, merge=merge), merge
-    if cells_per_stage is None:
-        cells_per_stage = PAPER_CELLS if genotype.mode == "cell" else options["cells_per_stage"]
-    if filters is not None and max_multiply_adds is not None:
-        raise ConfigError("Only one of filters and max_multiply_adds can be given.")
-    space = VisionSpace(**{**options, "cells_per_stage": cells_per_stage, "filters": 1})
-    space.check(genotype)
-    if max_multiply_adds is not None:
-        filters = widest(space, genotype, max_multiply_adds)
-    space = replace(space, filters=PAPER_FILTERS if filters is None else filters)
-    unknown = [name for name in changes or {} if name not in asdict(config.recipe)]
-    if unknown:
-        raise ConfigError(f"a recipe has {', '.join(asdict(config.recipe))} but got {unknown[0]}.")
-    check_number("seed", seed, 0, whole=True)
-    recipe = replace(config.recipe, **{"epochs": epochs, **(changes or {})})
-    data = {k: v for k, v in config.data.items() if k not in ("validation", "limit")}
-    return FinalTraining(str(model.facts["id"]), genotype, space, recipe, data, seed)
-
-
 def widest(space: VisionSpace, genotype: VisionGenotype, limit: float) -> int:
     """Return the largest F whose network has at most ``limit`` multiply-adds."""
 
     def fits(filters: int) -> bool:
-        return _size(replace(space, filters=filters), genotype)[0] <= limit
+        return size_of(replace(space, filters=filters), genotype)[0] <= limit
 
     if not fits(1):
-        raise ConfigError(f"Even F = 1 has more than {limit:,} multiply-adds.")
+        raise ConfigError(f"Even F = 1 has more than {limit:,.0f} multiply-adds.")
     low, high = 1, 2
     while fits(high):
         low, high = high, 2 * high
@@ -293,7 +254,8 @@ def _read_result(home: Path) -> dict[str, Any] | None:
         raise GalleryError(f"{path} cannot be read: {error}.") from None
 
 
-def _size(space: VisionSpace, genotype: VisionGenotype) -> tuple[int, int]:
+def size_of(space: VisionSpace, genotype: VisionGenotype) -> tuple[int, int]:
+    """Return (multiply-adds, parameters) of an architecture."""
     with torch.device("meta"):  # shapes alone: nothing is computed
         net = space.build(genotype)
         return count_multiply_adds(net, space.image_shape), count_parameters(net)

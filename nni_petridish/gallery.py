@@ -42,6 +42,7 @@ from nni_petridish.model_files import (
     decode_documents,
     decode_weights,
     encode_model,
+    read_checksums,
     read_files,
 )
 from nni_petridish.records import (
@@ -195,6 +196,10 @@ class Gallery:
     def load_documents(self, id: str) -> dict[str, Any]:
         """Read and check the documents of a model alone; needs no torch."""
         return decode_documents(id, self._read_files(id, with_weights=False))
+
+    def checksum(self, id: str) -> str:
+        """Return the checksum of a model's weights."""
+        return read_checksums(self._models / _checked(id))[WEIGHTS]
 
     def has_model(self, id: str) -> bool:
         """Tell whether a model is complete."""

@@ -46,7 +46,7 @@ class AlphaRow(TypedDict):
 
 def sites(net: nn.Module) -> list[Site]:
     """Return the layers x_k of a network that can grow, in order of construction."""
-    return [module for module in net.modules() if isinstance(module, Site)]
+    return [module for module in net.modules() if isinstance(module, Site) and module.op_names]
 
 
 def attach_candidates(

@@ -20,7 +20,7 @@ from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
 from nni_petridish.grow import alpha_tables, attach_candidates, finalize_candidates
 from nni_petridish.plan import Plan
-from nni_petridish.prediction import Tables, add_predictions
+from nni_petridish.prediction import add_predictions
 from nni_petridish.records import Growth, Outcome
 from nni_petridish.schedules import L1Schedule
 from nni_petridish.task import Record, Task
@@ -101,10 +101,11 @@ class _Work:
         self.history: dict[str, list[Record]] = {}
 
     def train_seed(self) -> tuple[nn.Module, dict[str, Any]]:
-        """Train a seed model from scratch."""
+        """Train a seed model: from scratch, or where the task's seed has weights from those."""
         self._randomise("seed")
         net = self.task.build(self.task.seed())
-        self._train(net, "seed", self.plan.seed_epochs)
+        if self.plan.seed_epochs:
+            self._train(net, "seed", self.plan.seed_epochs)
         return net, {}
 
     def grow(self, gallery: Gallery, parent: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -113,18 +114,18 @@ class _Work:
         self._randomise("weak")
         attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
         self._train(net, "weak", self.plan.weak_epochs)
-        tables = self._predict(net, alpha_tables(net))
+        diary = self._predict(net, {"i_max": self.growth.i_max, "tables": alpha_tables(net)})
         finalize_candidates(net, self.growth.i_max)
         self._randomise("final")
         self._train(net, "final", self.plan.final_epochs)
-        return net, {"i_max": self.growth.i_max, "tables": tables}
+        return net, diary
 
-    def _predict(self, net: nn.Module, tables: Tables) -> Tables:
-        """Note beside each α what its candidate promises, where the task can tell."""
+    def _predict(self, net: nn.Module, diary: dict[str, Any]) -> dict[str, Any]:
+        """Note in the diary what the candidates promise, where the task can tell."""
         losses = getattr(self.task, "validation_losses", None)
         if losses is None or self.plan.weak_learning != "isolated":
-            return tables  # joint weak learning has taken its step already
-        return add_predictions(tables, net, losses)
+            return diary  # joint weak learning has taken its step already
+        return add_predictions(diary, net, losses)
 
     def measure(self, net: nn.Module) -> Outcome:
         """Evaluate on the validation set and count."""

@@ -51,6 +51,12 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_train_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a YAML file such as configs/imagenet_transfer.yml; the options below go before it",
+    )
     parser.add_argument("--cells", type=int, metavar="N", help="cells per stage (default: 6)")
     parser.add_argument("--filters", type=int, metavar="F", help="of the first stage (default: 32)")
     parser.add_argument(
@@ -59,15 +65,15 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--merge", choices=MERGES, help="op_merge of the weak learners (default: the search's)"
     )
-    parser.add_argument("--epochs", type=int, default=600, help="(default: 600)")
-    parser.add_argument("--repetitions", type=int, default=1, help="(default: 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first repetition (default: 0)")
+    parser.add_argument("--epochs", type=int, help="(default: 600)")
+    parser.add_argument("--repetitions", type=int, help="(default: 1)")
+    parser.add_argument("--seed", type=int, help="of the first repetition (default: 0)")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change the search's recipe, such as lr=0.025; may be given several times",
+        help="change the recipe, such as lr=0.025; may be given several times",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="(default: a folder in GALLERY/final)"
@@ -109,34 +115,56 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from nni_petridish.final import final_training, summary
+    from nni_petridish.distributed import joined_world
+    from nni_petridish.final import summary
+    from nni_petridish.final_setup import final_training
 
     _, search = open_search(options.gallery)
-    training = final_training(
-        options.gallery,
-        selected(search, options).id,
-        cells_per_stage=options.cells,
-        filters=options.filters,
-        epochs=options.epochs,
-        seed=options.seed,
-        max_multiply_adds=None if options.fit is None else parse_count(options.fit),
-        merge=options.merge,
-        changes=dict(map(_read_change, options.set)),
-    )
+    wanted = _training_options(options)
+    repetitions = wanted.pop("repetitions", 1)
+    training = final_training(options.gallery, selected(search, options).id, **wanted)
     folder = options.out or options.gallery / "final" / training.name
     multiply_adds, parameters = training.size()
-    print(
-        f"{training.model} with N={training.space.cells_per_stage}, F={training.space.filters}:"
-        f" {parameters:,} parameters, {multiply_adds:,} multiply-adds; in {folder}",
-        flush=True,
-    )
+    with joined_world(training.recipe.device) as world:
 
-    def tell(result: dict[str, Any]) -> None:
-        number, error = result["repetition"], result["test_error"]
-        print(f"run {number}: test error {error:.4f}", flush=True)
+        def say(text: str) -> None:
+            if world.is_main:
+                print(text, flush=True)
 
-    print(summary(training.run(folder, options.repetitions, progress=True, on_result=tell)))
+        def tell(result: dict[str, Any]) -> None:
+            say(f"run {result['repetition']}: test error {result['test_error']:.4f}")
+
+        together = f", {world.size} processes" if world.size > 1 else ""
+        say(
+            f"{training.model} with N={training.space.cells_per_stage},"
+            f" F={training.space.filters}: {parameters:,} parameters,"
+            f" {multiply_adds:,} multiply-adds{together}; in {folder}"
+        )
+        say(summary(training.run(folder, repetitions, progress=True, on_result=tell)))
     return 0
+
+
+def _training_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `final_training`: those of the file, changed by the command's."""
+    from nni_petridish.final_setup import read_final_file
+
+    wanted = {} if options.config is None else read_final_file(options.config)
+    given = {
+        "cells_per_stage": options.cells,
+        "filters": options.filters,
+        "max_multiply_adds": None if options.fit is None else parse_count(options.fit),
+        "merge": options.merge,
+        "epochs": options.epochs,
+        "repetitions": options.repetitions,
+        "seed": options.seed,
+    }
+    if options.fit is not None and options.filters is None:
+        wanted.pop("filters", None)
+    if options.filters is not None and options.fit is None:
+        wanted.pop("max_multiply_adds", None)
+    changes = {**wanted.pop("changes", {}), **dict(map(_read_change, options.set))}
+    wanted |= {name: value for name, value in given.items() if value is not None}
+    return {**wanted, "changes": changes}
 
 
 def _read_change(text: str) -> tuple[str, Any]:

@@ -74,7 +74,7 @@ def decode_documents(id: str, files: Mapping[str, bytes]) -> dict[str, Any]:
 
 def read_files(folder: Path, with_weights: bool) -> dict[str, bytes]:
     """Read the files of a model and compare them with their checksums."""
-    expected = _read_checksums(folder)
+    expected = read_checksums(folder)
     files = {}
     for name in expected:
         if name != WEIGHTS or with_weights:
@@ -93,7 +93,8 @@ def _read(path: Path) -> bytes:
         raise GalleryError(f"Cannot read {path}: {error.strerror}.") from error
 
 
-def _read_checksums(folder: Path) -> dict[str, str]:
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Read the checksums of a model's files by their names."""
     path = folder / CHECKSUMS
     try:
         sums = json.loads(_read(path))

@@ -33,8 +33,9 @@ class Plan:
     weak_learning: str = "isolated"
 
     def __post_init__(self) -> None:
-        for name in ("seed_epochs", "weak_epochs", "final_epochs"):
-            check_number(name, getattr(self, name), 1, whole=True)
+        # A model to start from may be taken as it is.
+        for name, least in (("seed_epochs", 0), ("weak_epochs", 1), ("final_epochs", 1)):
+            check_number(name, getattr(self, name), least, whole=True)
         for name, allowed in (
             ("l1_schedule", L1_SCHEDULES),
             ("weak_learning", WEAK_LEARNING),

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nni_petridish.distributed import ALONE, World
+
 
 class Split(Protocol):
     """One part (train, validation or test) of a data set."""
@@ -35,9 +37,15 @@ class Split(Protocol):
         ...
 
     def batches(
-        self, batch_size: int, generator: torch.Generator | None = None
+        self,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        world: World = ALONE,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield raw images and labels: in order, or shuffled and without a short last batch."""
+        """Yield raw images and labels: in order, or shuffled and without a short last batch.
+
+        Of every shuffled batch, each process of a world gets its part.
+        """
         ...
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -52,6 +60,14 @@ def steps_per_epoch(images: int, batch_size: int) -> int:
     brings the images left out back in. A set smaller than one batch is one batch.
     """
     return max(1, images // batch_size)
+
+
+def _own_parts(order: Tensor, batch_size: int, world: World) -> Iterator[Tensor]:
+    """Yield this process's part of every batch: the n-th of n equal slices."""
+    size = world.share(batch_size)
+    for step in range(steps_per_epoch(len(order), batch_size)):
+        start = step * batch_size + world.rank * size
+        yield order[start : start + size]
 
 
 def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +132,10 @@ class TensorSplit:
         return TensorSplit(*(tensor.to(device) for tensor in tensors))
 
     def batches(
-        self, batch_size: int, generator: torch.Generator | None = None
+        self,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        world: World = ALONE,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield raw images and labels, see `Split.batches`."""
         if generator is None:
@@ -128,8 +147,7 @@ class TensorSplit:
         order = torch.randperm(len(self), generator=generator).to(self.images.device)
         # Gathered in NHWC, the order in memory, so that a batch is channels_last at no cost.
         pixels = self.images.permute(0, 2, 3, 1)
-        for step in range(steps_per_epoch(len(self), batch_size)):
-            chosen = order[step * batch_size : (step + 1) * batch_size]
+        for chosen in _own_parts(order, batch_size, world):
             yield pixels[chosen].permute(0, 3, 1, 2), self.labels[chosen]
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -175,17 +193,25 @@ class FolderSplit:
         return replace(self, mean=mean, std=std, device=device)
 
     def batches(
-        self, batch_size: int, generator: torch.Generator | None = None
+        self,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        world: World = ALONE,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield raw images and labels, see `Split.batches`."""
+        options: dict[str, Any] = {"batch_size": batch_size}
+        if generator is not None:
+            order = torch.randperm(len(self), generator=generator)
+            parts = [part.tolist() for part in _own_parts(order, batch_size, world)]
+            # Seeds the reading processes, hence their random crops: other ones in each process.
+            seed = int(torch.randint(2**62, (1,), generator=generator)) + world.rank
+            crops = torch.Generator().manual_seed(seed)
+            options = {"batch_sampler": parts, "generator": crops}
         loader = torch.utils.data.DataLoader(
             self.dataset,
-            batch_size=batch_size,
-            shuffle=generator is not None,
-            generator=generator,  # seeds the workers too, hence their random crops
-            drop_last=generator is not None and len(self) >= batch_size,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
+            **options,
         )
         for images, labels in loader:
             yield (

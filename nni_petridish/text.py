@@ -96,16 +96,28 @@ def load_text(
     for what, value, least in (("vocabulary", vocabulary, 3), ("limit", limit, 2)):
         if value is not None and value < least:
             raise DataError(f"{what} must be at least {least} but got {value}.")
-    root = check_text(name, root)
-    parts = _read_pydoc() if root is None else [_read_words(path) for path in _files(root)]
-    if name == "pydoc" and vocabulary is None:
-        vocabulary = _PYDOC_VOCABULARY
-    words = _vocabulary(parts, vocabulary)
+    parts, words = _read_parts(name, root, vocabulary)
     number = {word: i for i, word in enumerate(words)}
     train, validation, test = (
         torch.tensor([number.get(word, number.get(UNKNOWN, -1)) for word in part]) for part in parts
     )
     return Corpus(name, words, train[:limit], validation, test)
+
+
+def count_vocabulary(name: str, root: str | Path | None, vocabulary: int | None) -> int:
+    """Return the vocabulary that `load_text` would have; needs no torch."""
+    return len(_read_parts(name, root, vocabulary)[1])
+
+
+def _read_parts(
+    name: str, root: str | Path | None, vocabulary: int | None
+) -> tuple[list[list[str]], tuple[str, ...]]:
+    """Return the words of the three parts of a text, and its vocabulary."""
+    folder = check_text(name, root)
+    parts = _read_pydoc() if folder is None else [_read_words(path) for path in _files(folder)]
+    if name == "pydoc" and vocabulary is None:
+        vocabulary = _PYDOC_VOCABULARY
+    return parts, _vocabulary(parts, vocabulary)
 
 
 def check_text(name: str, root: str | Path | None = None) -> Path | None:

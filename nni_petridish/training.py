@@ -28,10 +28,12 @@ from tqdm import tqdm
 
 from nni_petridish.augment import Augmentation
 from nni_petridish.checkpoint import fits, load_checkpoint, restore, save_checkpoint
+from nni_petridish.distributed import current_world
 from nni_petridish.errors import ConfigError, DataError, PetridishError, TrainingError
 from nni_petridish.recipe import Recipe
 from nni_petridish.sgd import clip_gradients, clip_groups, make_optimizer
 from nni_petridish.splits import Split, steps_per_epoch
+from nni_petridish.tally import Tally
 
 __all__ = [
     "History",
@@ -43,8 +45,6 @@ __all__ = [
     "resolve_device",
 ]
 
-#: Asking a GPU for a number waits for all work it has queued, so its loss is looked at this often.
-_CUDA_CHECK_EVERY = 50
 _EVALUATION_BATCH = 256
 
 Record = dict[str, float]
@@ -123,7 +123,8 @@ def fit(
     checkpoint
         Folder. The state is written there after every epoch, and training goes on from what is
         found there if it is of the same network, recipe, number of images and seed; a finished one
-        only restores the weights.
+        only restores the weights. Of several processes (see `nni_petridish.distributed`) the first
+        one writes, and all must see the folder.
     progress
         Show a bar on stderr if that is a terminal.
     label
@@ -153,7 +154,7 @@ def fit(
         desc=label,
         unit="step",
         mininterval=0.5,
-        disable=None if progress else True,  # None: shown on terminals only
+        disable=None if progress and run.world.is_main else True,  # None: shown on terminals only
     )
     with torch.random.fork_rng(devices), bar:
         for epoch in range(start, recipe.epochs):
@@ -163,7 +164,7 @@ def fit(
                 metrics = evaluate(net, validation, recipe)
                 record |= {"validation_loss": metrics.loss, "validation_error": metrics.error}
             records.append(record)
-            if folder is not None:
+            if folder is not None and run.world.is_main:
                 save_checkpoint(folder, net, run.optimizer, run.facts | {"records": records})
             if on_epoch is not None:
                 on_epoch(dict(record))
@@ -187,7 +188,7 @@ def evaluate(net: nn.Module, split: Split, recipe: Recipe | None = None) -> Metr
     split = split.to(device)
     loss = torch.zeros((), dtype=torch.float64, device=device)
     wrong = torch.zeros((), dtype=torch.int64, device=device)
-    with _evaluation_mode(net), torch.inference_mode():
+    with evaluation_mode(net), torch.inference_mode():
         for raw, labels in split.batches(_EVALUATION_BATCH):
             images = _laid_out(split.normalise(raw), recipe)
             with _autocast(recipe, device):
@@ -210,6 +211,14 @@ class _Run:
         self.net, self.train, self.recipe, self.device, self.seed = net, train, recipe, device, seed
         recipe.check_image(train.image_shape)
         self.image_size = train.image_shape[1:]
+        self.world = current_world()
+        self.share = self.world.share(recipe.batch_size)
+        if self.world.size > 1 and len(train) < recipe.batch_size:
+            raise DataError(
+                f"training in {self.world.size} processes needs at least one batch"
+                f" ({recipe.batch_size}) of images but got {len(train)}."
+            )
+        self.outputs = self.world.parallel(_Outputs(net))
         self.steps = steps_per_epoch(len(train), recipe.batch_size)
         self.total = self.steps * recipe.epochs
         self.augmentation = Augmentation(recipe.crop_padding, recipe.flip, recipe.cutout)
@@ -225,6 +234,9 @@ class _Run:
     def resume(self, folder: Path) -> list[Record]:
         """Restore what `folder` holds; return the records of the epochs done."""
         found = load_checkpoint(folder)
+        known = None if found is None else len(found[1].get("records", []))
+        if self.world.on_main(lambda: known) != known:  # also waits until all have read it
+            raise TrainingError(f"{folder} must be a folder that all processes share.")
         if found is None:
             return []
         tensors, facts = found
@@ -248,15 +260,16 @@ class _Run:
         began = time.perf_counter()
         seeds = np.random.SeedSequence((self.seed, epoch)).generate_state(2, np.uint64)
         generator = torch.Generator().manual_seed(int(seeds[0]))
-        torch.manual_seed(int(seeds[1]))  # drop-path and dropout draw from here
+        # Drop-path and dropout draw from here, in each process for its own images.
+        torch.manual_seed((int(seeds[1]) + self.world.rank) % 2**64)
         # A set smaller than a batch draws for images it does not have: no harm.
         images = self.steps * self.recipe.batch_size
         draws = self.augmentation.draw(images, self.image_size, generator, self.device)
-        tally = _Tally(epoch, self.device)
+        tally = Tally(epoch, self.device)
         self.net.train()
         lr = self.recipe.lr
         for index, (raw, labels) in enumerate(
-            self.train.batches(self.recipe.batch_size, generator)
+            self.train.batches(self.recipe.batch_size, generator, self.world)
         ):
             if stop is not None and stop():
                 raise Interrupted(f"training was stopped at epoch {epoch + 1}, step {index + 1}.")
@@ -265,7 +278,8 @@ class _Run:
                 self.set_drop_path(self.recipe.drop_path_keep, step / self.total)
             if on_step is not None:
                 on_step(step / self.total)
-            augmented = self.augmentation.apply(raw, draws, tally.images, self.train.normalise)
+            start = index * self.recipe.batch_size + self.world.rank * self.share
+            augmented = self.augmentation.apply(raw, draws, start, self.train.normalise)
             loss, logits = self._loss(_laid_out(augmented, self.recipe), labels)
             tally.add(loss.detach(), logits.detach(), labels)
             lr = self.recipe.learning_rate(step, self.total, self.steps)
@@ -275,6 +289,7 @@ class _Run:
                     f"loss {tally.loss:.3f}, error {tally.error:.1%}", refresh=False
                 )
         tally.check()
+        tally.gather(self.world)
         seconds = time.perf_counter() - began
         return {
             "epoch": epoch + 1,
@@ -287,14 +302,12 @@ class _Run:
     def _loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         smoothing = self.recipe.label_smoothing
         with _autocast(self.recipe, self.device):
-            if getattr(self.net, "auxiliary", None) is None:
-                logits = self.net(images)
-                return F.cross_entropy(logits, labels, label_smoothing=smoothing), logits
-            forward = cast(Any, self.net).forward_with_auxiliary
-            logits, auxiliary = forward(images)
+            logits, *sides = self.outputs(images)
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-            side = F.cross_entropy(auxiliary, labels, label_smoothing=smoothing)
-            return loss + self.recipe.auxiliary_weight * side, logits
+            for auxiliary in sides:
+                side = F.cross_entropy(auxiliary, labels, label_smoothing=smoothing)
+                loss = loss + self.recipe.auxiliary_weight * side
+            return loss, logits
 
     def _update(self, loss: Tensor, lr: float) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -306,36 +319,18 @@ class _Run:
         self.optimizer.step()
 
 
-class _Tally:
-    """Running sums of an epoch, kept on the device: to read one from a GPU is to wait for it."""
+class _Outputs(nn.Module):
+    """All logits of a network: its own, and those of an auxiliary head if it has one."""
 
-    def __init__(self, epoch: int, device: torch.device) -> None:
-        self.epoch, self.steps, self.images = epoch, 0, 0
-        self._check_every = _CUDA_CHECK_EVERY if device.type == "cuda" else 1
-        self._loss = torch.zeros((), device=device)
-        self._wrong = torch.zeros((), dtype=torch.int64, device=device)
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        self._loss += loss  # once it is not finite, it stays so
-        self._wrong += (logits.argmax(1) != labels).sum()
-        self.steps += 1
-        self.images += len(labels)
-        if self.steps % self._check_every == 0:
-            self.check()
-
-    def check(self) -> None:
-        if not math.isfinite(float(self._loss)):
-            raise TrainingError(
-                f"the loss is not finite at epoch {self.epoch + 1}, step {self.steps}."
-            )
-
-    @property
-    def loss(self) -> float:
-        return float(self._loss) / self.steps
-
-    @property
-    def error(self) -> float:
-        return int(self._wrong) / self.images
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        if getattr(self.net, "auxiliary", None) is None:
+            return (self.net(images),)
+        both: tuple[Tensor, ...] = cast(Any, self.net).forward_with_auxiliary(images)
+        return both
 
 
 def _place(net: nn.Module, device: torch.device, recipe: Recipe) -> None:
@@ -356,7 +351,8 @@ def _autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
 
 
 @contextmanager
-def _evaluation_mode(net: nn.Module) -> Iterator[None]:
+def evaluation_mode(net: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation mode for a while; every module's own mode is restored."""
     modes = [(module, module.training) for module in net.modules()]
     net.eval()
     try:

@@ -3,17 +3,22 @@
 A growth with no parent asks its task for the seed and builds it: a warm task answers with the
 architecture and the weights of a given model. Nothing else of a search has to know. The data may be
 others of the same shape; where the number of classes differs, the head is new.
+
+The model is described by plain data, ``{"from": PATH, "model": ID, "weights": CHECKSUM}``, and
+read when a seed is trained: a search that has its seed needs it no more.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from nni_petridish.errors import GalleryError, GenotypeError
-from nni_petridish.export import SavedModel, from_gallery, read_model
+from nni_petridish.errors import ConfigError, GalleryError, GenotypeError
+from nni_petridish.export import SavedModel, from_gallery, read_header, read_model
 from nni_petridish.genotype import Genotype
+from nni_petridish.selection import open_search, select_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
     from nni_petridish.task import Task
 
 _HEADS = ("classifier.", "auxiliary.")
+#: What the data decide, and what is for new growths only.
+_MAY_DIFFER = ("image_shape", "num_classes", "vocabulary", "ops", "max_nodes")
 
 
 def warm_start(task: Task, path: str | os.PathLike[str], id: str | None = None) -> Task:
@@ -40,16 +47,63 @@ def warm_start(task: Task, path: str | os.PathLike[str], id: str | None = None) 
     GalleryError
         If the model is not of the task's space: all but the head must fit.
     """
-    folder = Path(path)
-    model = from_gallery(folder, id) if folder.is_dir() else read_model(folder)
-    warm = _WarmTask(task, model)
-    warm.build(model.genotype)  # what does not fit is said now, not by the first worker
-    return cast("Task", warm)
+    warm = warm_task(task, {"from": str(path), "model": id})
+    warm.build(warm.seed())  # what does not fit is said now, not by the first worker
+    return warm
+
+
+def warm_task(task: Task, start: Mapping[str, Any]) -> Task:
+    """Return the task with a model in place of its seed, which is read when it is asked for."""
+    return cast("Task", _WarmTask(task, start))
+
+
+def find_start(
+    path: Path, id: str | None
+) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Any]]:
+    """Find the model to start from, without torch.
+
+    Returns
+    -------
+    tuple
+        The model, the options of its space, and the data it was trained on as far as known.
+    """
+    if path.is_dir():
+        gallery, search = open_search(path)
+        record = select_model(search, id)
+        start = {"from": str(path), "model": record.id, "weights": gallery.checksum(record.id)}
+        return start, gallery.space, gallery.settings.get("data") or {}
+    if id is not None:
+        raise GalleryError(f"{path} is not a gallery: a model id means nothing there.")
+    header, checksum = read_header(path)
+    return {"from": str(path), "model": None, "weights": checksum}, header["space"], {}
+
+
+def check_space(space: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise unless the weights of a model of one space fit a network of the other.
+
+    Parameters
+    ----------
+    space, given
+        Descriptions with all options, as the `describe` of a space makes them, and the kind under
+        ``space``: of the new search, and of the model to start from.
+    """
+    for name, value in space.items():
+        if name not in _MAY_DIFFER and given.get(name, value) != value:
+            raise ConfigError(
+                f"the model is of another space: its {name} is {given[name]!r} but the search's"
+                f" {value!r}."
+            )
+    wanted, known = (described.get("image_shape") for described in (space, given))
+    if wanted and known and wanted[0] != known[0]:
+        raise ConfigError(
+            f"the model takes images of {known[0]} channels but the data have {wanted[0]}."
+        )
 
 
 class _WarmTask:
-    def __init__(self, task: Task, model: SavedModel) -> None:
-        self._task, self._model = task, model
+    def __init__(self, task: Task, start: Mapping[str, Any]) -> None:
+        self._task, self._start = task, dict(start)
+        self._model: SavedModel | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -58,20 +112,26 @@ class _WarmTask:
 
     def seed(self) -> Genotype:
         """Return the given architecture."""
+        if self._model is None:
+            path = Path(self._start["from"])
+            self._model = (
+                from_gallery(path, self._start["model"]) if path.is_dir() else read_model(path)
+            )
         return self._model.genotype
 
     def build(self, genotype: Genotype) -> nn.Module:
-        """Build a network: of the given architecture with its weights, else with fresh ones."""
+        """Build a network: the one to start from with its weights, others with fresh ones."""
         try:
             net = self._task.build(genotype)
         except GenotypeError as error:
             raise GalleryError(f"The model to start from is of another space: {error}") from None
-        if genotype == self._model.genotype:
-            self._load(net)
+        # A growth with a parent never asks for the seed: its weights come from the gallery.
+        if self._model is not None and genotype == self._model.genotype:
+            self._load(net, self._model)
         return net
 
-    def _load(self, net: nn.Module) -> None:
-        own, given = net.state_dict(), self._model.weights
+    def _load(self, net: nn.Module, model: SavedModel) -> None:
+        own, given = net.state_dict(), model.weights
         fitting = {k: w for k, w in given.items() if k in own and own[k].shape == w.shape}
         for name in dict.fromkeys([*own, *given]):
             if name not in fitting and not name.startswith(_HEADS):

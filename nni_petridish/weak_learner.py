@@ -244,6 +244,12 @@ class JointWeakLearner(nn.Module):
             return add_hidden_sum(x_k, self.table.alpha, self._unnormalized_candidates(z))
         return add_hidden_sum(x_k, self.table.alpha, self._candidates(z))
 
+    def weighted_sum(self, inputs: Mapping[str, Tensor], indices: Sequence[int]) -> Tensor:
+        """Return Σ α_ij·op_j(z_i) over some of the candidates, those of the table's indices."""
+        adapted, shortcuts = self._adapted(inputs), self.table.shortcuts
+        chosen = [self.table.alpha[i] * self.ops[i](adapted[shortcuts[i][0]]) for i in indices]
+        return torch.stack(chosen).sum(0)
+
     def _candidates(self, z: Mapping[str, Tensor]) -> list[Tensor]:
         """Compute every op_j(z_i)."""
         adapted = self._adapted(z)
@@ -286,7 +292,7 @@ class Site(nn.Module, ABC):
     sources
         In(x_k) before any growth: the names of the inputs.
     op_names
-        Op, the eligible unary operations.
+        Op, the eligible unary operations; a layer without any cannot grow.
     """
 
     def __init__(self, key: str, sources: Sequence[str], op_names: Sequence[str]) -> None:

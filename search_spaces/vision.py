@@ -6,6 +6,7 @@ The space is a description; torch is needed only to build one of its networks.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from search_spaces.vision_network import VisionNetwork
 
 MIN_IMAGE_SIZE = 8
+STEMS = ("plain", "imagenet")
+TRANSITION = "transition"
+"""Key of the imagenet stem's cells in macro mode, which stay those of the seed."""
 
 
 class Shape(NamedTuple):
@@ -57,7 +61,10 @@ class VisionSpace:
     merge
         op_merge of the seed's descendants: ``"concat_project"`` or ``"weighted_sum"``.
     stem_multiplier
-        The stem's width in units of ``filters``.
+        The stem's width in units of the filters that the cells start with.
+    stem
+        ``"plain"``: the cells start at the image's resolution. ``"imagenet"``: a strided conv and
+        two transition cells bring 224x224 images to 28x28 with F filters first.
 
     Examples
     --------
@@ -77,6 +84,7 @@ class VisionSpace:
     ops: Sequence[str] = field(default=VISION_OPS)
     merge: str = "concat_project"
     stem_multiplier: int = 3
+    stem: str = "plain"
 
     name = "vision"
 
@@ -86,23 +94,24 @@ class VisionSpace:
         _check_image_shape(self.image_shape)
         for name in ("num_classes", "cells_per_stage", "filters", "stages", "stem_multiplier"):
             _check_count(name, getattr(self, name))
-        for name, allowed in (("mode", MODES), ("merge", MERGES)):
+        for name, allowed in (("mode", MODES), ("merge", MERGES), ("stem", STEMS)):
             if getattr(self, name) not in allowed:
                 raise ConfigError(
                     f"{name} must be one of {', '.join(allowed)} but got {getattr(self, name)!r}."
                 )
         if not self.ops or not set(self.ops) <= set(VISION_OPS):
             raise ConfigError(f"ops must be among {', '.join(VISION_OPS)} but got {self.ops!r}.")
-        size = min(self.image_shape[1:])
-        if 2 ** (self.stages - 1) > size:
+        size, halvings = min(self.image_shape[1:]), self.shapes()[-1].level
+        if 2**halvings > size:
+            stem = " behind an imagenet stem" if self.stem == "imagenet" else ""
             raise ConfigError(
                 f"stages must halve a {size}x{size} image at most {size.bit_length() - 1} times"
-                f" but got {self.stages} stages."
+                f" but got {self.stages} stages{stem}."
             )
 
     def seed(self) -> VisionGenotype:
         """Return the simplest member of the space, where growth starts."""
-        return VisionGenotype.seed(self.mode, len(self.shapes()), self.merge)
+        return VisionGenotype.seed(self.mode, self.num_cells, self.merge)
 
     def build(self, genotype: Genotype, *, auxiliary: bool = False) -> VisionNetwork:
         """Build a network with fresh weights.
@@ -128,17 +137,56 @@ class VisionSpace:
             raise GenotypeError(f"space: must be vision but got {kind!r}.")
         if genotype.mode != self.mode:
             raise GenotypeError(f"mode: the space's is {self.mode!r} but got {genotype.mode!r}.")
-        if self.mode == "macro" and len(genotype.cells) != len(self.shapes()):
+        if self.mode == "macro" and len(genotype.cells) != self.num_cells:
             raise GenotypeError(
-                f"cells: the space has {len(self.shapes())} cells but got {len(genotype.cells)}."
+                f"cells: the space has {self.num_cells} cells but got {len(genotype.cells)}."
             )
         return genotype
 
+    def deepened(self, genotype: Genotype, cells_per_stage: int) -> VisionGenotype:
+        """Return what an architecture of this space is with another N.
+
+        Cells that are all alike need no change. Those of macro mode each have their own: there N
+        can be a multiple, and every normal cell comes so many times in a row.
+        """
+        checked = self.check(genotype)
+        if self.mode == "cell" or cells_per_stage == self.cells_per_stage:
+            return checked
+        times, rest = divmod(cells_per_stage, self.cells_per_stage)
+        if rest or not times:
+            raise ConfigError(
+                f"cells_per_stage must be a multiple of {self.cells_per_stage}, which every cell of"
+                f" a macro model was found with, but got {cells_per_stage}."
+            )
+        reductions = {stage * (self.cells_per_stage + 1) - 1 for stage in range(1, self.stages)}
+        learners = [
+            copy
+            for i, cell in enumerate(checked.cells.values())
+            for copy in [cell] * (1 if i in reductions else times)
+        ]
+        cells = {macro_key(i): cell for i, cell in enumerate(learners)}
+        return VisionGenotype(self.mode, cells, checked.merge)
+
+    @property
+    def num_cells(self) -> int:
+        """The number of cells, reductions included but not the stem's transition cells."""
+        return self.stages * (self.cells_per_stage + 1) - 1
+
+    def stem_shape(self) -> Shape:
+        """Return the output shape of the first conv, which is strided in an imagenet stem."""
+        if self.stem == "plain":
+            return Shape(self.stem_multiplier * self.filters, 0)
+        return Shape(self.stem_multiplier * math.ceil(self.filters / 4), 1)
+
     def shapes(self) -> list[Shape]:
-        """Return the output shape of every cell, reductions included."""
+        """Return the output shape of every cell, reductions and transitions included."""
         result = []
+        if self.stem == "imagenet":  # like every reduction, a transition doubles the filters
+            half = max(2, math.ceil(self.filters / 2))  # a factorized reduce needs one per phase
+            result = [Shape(half, 2), Shape(max(2, self.filters), 3)]
+        first = len(result) and result[-1].level
         for stage in range(self.stages):
-            shape = Shape(self.filters * 2**stage, stage)
+            shape = Shape(self.filters * 2**stage, first + stage)
             result += [shape] * (self.cells_per_stage + (stage > 0))
         return result
 
@@ -146,8 +194,9 @@ class VisionSpace:
         """Return the α table's key of every cell."""
         shapes = self.shapes()
         if self.mode == "macro":
-            return [macro_key(i) for i in range(len(shapes))]
-        levels = [0, *(shape.level for shape in shapes)]
+            transitions = len(shapes) - self.num_cells
+            return [TRANSITION] * transitions + [macro_key(i) for i in range(self.num_cells)]
+        levels = [self.stem_shape().level, *(shape.level for shape in shapes)]
         return [
             "reduce" if after > before else "normal" for before, after in itertools.pairwise(levels)
         ]
@@ -170,6 +219,7 @@ class VisionSpace:
             "ops": list(self.ops),
             "merge": self.merge,
             "stem_multiplier": self.stem_multiplier,
+            "stem": self.stem,
         }
 
 

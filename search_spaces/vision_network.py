@@ -2,7 +2,8 @@
 
 stem, N normal cells, reduction, N normal, reduction, N normal, BN-ReLU, global average pool,
 linear. A reduction halves the resolution and doubles the filters. The seed's cell, normal or
-reduction, is ``sep_conv_3x3(prev) + skip(prev)``; everything else grows.
+reduction, is ``sep_conv_3x3(prev) + skip(prev)``; everything else grows. For ImageNet the stem is
+strided and followed by two transition cells, which are reductions too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nni_petridish.errors import ConfigError
 from nni_petridish.genotype import VISION_SOURCES, Shortcut, VisionGenotype
 from nni_petridish.weak_learner import Site
 from search_spaces.ops import ConcatProject, DropPath, FactorizedReduce, make_op, project
-from search_spaces.vision import Shape, VisionSpace
+from search_spaces.vision import TRANSITION, Shape, VisionSpace
 
 
 class Cell(Site):
@@ -117,22 +118,24 @@ class VisionNetwork(nn.Module):
     def __init__(self, space: VisionSpace, genotype: VisionGenotype, auxiliary: bool) -> None:
         super().__init__()
         self.genotype = genotype
-        stem = Shape(space.stem_multiplier * space.filters, 0)
+        stem, colours = space.stem_shape(), space.image_shape[0]
         self.stem = nn.Sequential(
-            nn.Conv2d(space.image_shape[0], stem.channels, 3, padding=1, bias=False),
+            nn.Conv2d(colours, stem.channels, 3, 2**stem.level, padding=1, bias=False),
             nn.BatchNorm2d(stem.channels),
         )
         self.cells = nn.ModuleList()
         prev_prev, prev = stem, stem
         for key, out in zip(space.keys(), space.shapes(), strict=True):
-            cell = Cell(key, prev_prev, prev, out, space.ops)
-            for learner in genotype.cells[key]:
+            # The paper transfers macro models with transitions that are those of the seed.
+            fixed = key == TRANSITION
+            cell = Cell(key, prev_prev, prev, out, () if fixed else space.ops)
+            for learner in () if fixed else genotype.cells[key]:
                 cell.add_learner(learner, genotype.merge)
             self.cells.append(cell)
             prev_prev, prev = prev, out
         self.norm = nn.BatchNorm2d(prev.channels)
         self.classifier = nn.Linear(prev.channels, space.num_classes)
-        self.auxiliary_at = 2 * len(self.cells) // 3
+        self.auxiliary_at = len(self.cells) - space.num_cells + 2 * space.num_cells // 3
         self.auxiliary = (
             AuxiliaryHead(space.shapes()[self.auxiliary_at].channels, space.num_classes)
             if auxiliary

@@ -81,11 +81,12 @@ def _weights(net: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
 
 def _alphas(keys: list[str]) -> dict[str, Any]:
     rows = [
-        {"source": "prev", "op": "identity", "alpha": -0.5, "predicted": -0.03},
-        {"source": "prev_prev", "op": "sep_conv_3x3", "alpha": 0.4, "predicted": -0.02},
-        {"source": "prev", "op": "sep_conv_3x3", "alpha": 0.1, "predicted": 0.5},
+        {"source": "prev", "op": "identity", "alpha": -0.5, "slope": -0.03},
+        {"source": "prev_prev", "op": "sep_conv_3x3", "alpha": 0.4, "slope": -0.02},
+        {"source": "prev", "op": "sep_conv_3x3", "alpha": 0.1, "slope": 0.5},
     ]
-    return {"i_max": 2, "tables": dict.fromkeys(keys, rows)}
+    step = {"size": 0.03125, "change": -0.1}
+    return {"i_max": 2, "tables": dict.fromkeys(keys, rows), "step": step}
 
 
 def _history(phases: tuple[str, ...]) -> dict[str, Any]:

@@ -212,7 +212,7 @@ def test_a_gallery_of_another_search_is_refused(
         {f"{ARGUMENTS}.limits.max_models": 99},
         {f"{ARGUMENTS}.recipe.device": "cpu"},
     ):
-        assert main(["check", str(write(tmp_path, change))]) == 0
+        assert main(["check", "--quick", str(write(tmp_path, change))]) == 0
 
 
 def test_a_folder_with_something_else_is_refused(

@@ -15,7 +15,8 @@ from nni_petridish.cli import main
 from nni_petridish.complexity import count_multiply_adds, count_parameters
 from nni_petridish.data import load_data
 from nni_petridish.errors import ConfigError, GalleryError
-from nni_petridish.final import FinalTraining, final_training, summary, widest
+from nni_petridish.final import FinalTraining, summary, widest
+from nni_petridish.final_setup import final_training
 from nni_petridish.gallery import Gallery
 from nni_petridish.training import Interrupted, evaluate
 from search_spaces import VisionSpace

@@ -1,16 +1,20 @@
-"""The configurations of the paper's experiments, whose data are not at hand."""
+"""The configurations of the paper's experiments: their numbers, and a short run of each."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
+from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
 from nni_petridish.data import _SOURCES
 from nni_petridish.plan import Plan
 from nni_petridish.recipe import Recipe
+from tests.test_data import write_cifar
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,3 +34,32 @@ def test_the_cifar_configs_are_the_papers_defaults(tmp_path: Path, mode: str) ->
     assert config.recipe == Recipe.named("cifar10")
     assert (config.settings.l1, config.settings.i_max) == (0.001, 3)
     assert config.data["validation"] == 5000
+
+
+@pytest.mark.parametrize("name", ["cifar10_cell", "cifar10_macro", "imagenet_transfer"])
+def test_every_value_says_where_in_the_paper_it_stands(name: str) -> None:
+    text = (ROOT / "configs" / f"{name}.yml").read_text()
+    # What is left out is NNI's: names of classes and folders of code.
+    own = text[text.index("searchSpace:") :] if "searchSpace:" in text else text
+    lines = [line for line in own.splitlines() if not line.lstrip().startswith("#")]
+    values = [line for line in lines if re.search(r":\s+[^\s#]|^\s*- ", line)]
+    assert len(values) > 15
+    for line in values:
+        if not re.match(r"\s*(className|codeDirectory):", line):
+            assert re.search(r"#\s*(\d|A\.\d|B\.\d|ours|are made)", line), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["cell", "macro"])
+def test_a_search_by_the_papers_config_runs(tmp_path: Path, mode: str) -> None:
+    """Its own space, recipe and augmentation; fewer images, epochs and models, random pixels."""
+    write_cifar(tmp_path / "data", "cifar10")
+    document = yaml.safe_load((ROOT / "configs" / f"cifar10_{mode}.yml").read_text())
+    document["tuner"]["codeDirectory"] = "."
+    arguments = document["tuner"]["classArgs"]
+    arguments["data"]["validation"] = 8
+    arguments |= {"seed_epochs": 1, "weak_epochs": 1, "final_epochs": 1, "gallery": "gallery"}
+    arguments["limits"]["max_models"] = 2
+    (tmp_path / "c.yml").write_text(yaml.safe_dump(document))
+    assert main(["search", str(tmp_path / "c.yml")]) == 0
+    assert main(["show", str(tmp_path / "gallery"), "--near", "60M"]) == 0

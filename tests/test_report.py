@@ -15,7 +15,7 @@ from nni_petridish.cli import main
 from nni_petridish.data import load_data
 from nni_petridish.gallery import Gallery
 from nni_petridish.grow import attach_candidates, sites
-from nni_petridish.prediction import predicted_changes
+from nni_petridish.prediction import best_step, slopes
 from nni_petridish.recipe import Recipe
 from nni_petridish.report import hull_table, lineage_table, write_report
 from nni_petridish.report.cells import draw_cells
@@ -141,8 +141,8 @@ def test_the_tables_are_those_of_the_search(tmp_path: Path) -> None:
 def test_the_diary_tells_selected_predicted_and_realised(tmp_path: Path) -> None:
     gallery = vision_gallery(tmp_path)
     documents = gallery.load_documents("g00001")
-    # Two tables, of each the first i_max = 2 rows: what was not selected does not count.
-    assert predicted_change(documents["alphas"]) == pytest.approx(2 * (-0.03 - 0.02))
+    assert predicted_change(documents["alphas"]) == -0.1
+    assert predicted_change({}) is None
     assert realised_change(documents["history"]) == (0.8, 0.55)
     text = report(gallery)
     assert "<td>−0.1000</td><td>−0.2500</td>" in text
@@ -150,7 +150,7 @@ def test_the_diary_tells_selected_predicted_and_realised(tmp_path: Path) -> None
     assert chart.count("✓") == 2
 
 
-def test_predictions_are_the_slopes_of_the_loss_along_each_candidate() -> None:
+def test_slopes_are_those_of_the_loss_along_each_candidate() -> None:
     data = load_data("digits", limit=64)
     options = {"cells_per_stage": 1, "filters": 3, "stages": 2, "ops": ["sep_conv_3x3", "identity"]}
     space = VisionSpace(data.image_shape, data.num_classes, **options)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def test_predictions_are_the_slopes_of_the_loss_along_each_candidate() -> None:
         images = data.validation.normalise(data.validation.images[:50]).double()
         yield torch.nn.functional.cross_entropy(net(images), data.validation.labels[:50])
 
-    found = predicted_changes(net, losses)
+    found = slopes(net, losses)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     net.eval()
@@ -175,6 +175,34 @@ def test_predictions_are_the_slopes_of_the_loss_along_each_candidate() -> None:
     with torch.no_grad():
         total = float(sum(task.validation_losses(net)))
     assert total == pytest.approx(task.evaluate(net)["loss"], rel=1e-5)
+
+
+def test_the_best_step_lowers_the_loss_by_what_it_says() -> None:
+    data = load_data("digits", limit=64)
+    space = VisionSpace(data.image_shape, data.num_classes, cells_per_stage=1, filters=3, stages=2)
+    task = VisionTask(space, data, Recipe.named("digits", device="cpu"))
+    torch.manual_seed(0)
+    net = attach_candidates(space.build(space.seed()))
+    task.train(net, epochs=2, seed=0, label="")
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    i_max = len(sites(net)[0].eligible_shortcuts())  # all of them: then it is x_c that is added
+    total = sum(
+        slope for table in slopes(net, task.validation_losses).values() for slope in table.values()
+    )
+    step = best_step(net, task.validation_losses, i_max, backward=total > 0)
+    assert step is not None
+    assert step.change < 0
+    assert step.size * total < 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+    def add(module, arguments, output):  # type: ignore[no-untyped-def]
+        candidates = zip(module.table.alpha, module._candidates(arguments[1]), strict=True)
+        return output + step.size * sum(alpha * u for alpha, u in candidates)
+
+    start = task.evaluate(net)["loss"]
+    for site in sites(net):
+        site.weak_learner.register_forward_hook(add)
+    assert task.evaluate(net)["loss"] - start == pytest.approx(step.change, rel=1e-3, abs=1e-6)
 
 
 def _slope_of_a_step(net, key, index, losses, step=1e-5) -> float:  # type: ignore[no-untyped-def]

@@ -28,6 +28,14 @@ class Kind(Protocol):
         """Check the options of the space."""
         ...
 
+    def full_space(self, options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``space`` and all options of the space, defaults and what data decide included."""
+        ...
+
+    def seed_size(self, space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, int]:
+        """Return (multiply-adds, parameters) of the seed."""
+        ...
+
     def read_recipe(self, options: dict[str, Any], data: Mapping[str, Any]) -> Any:
         """Check the changes to the recipe of the data and return it, a dataclass."""
         ...

@@ -47,6 +47,27 @@ def check_space(options: dict[str, Any], data: Mapping[str, Any]) -> None:
         RecurrentSpace(vocabulary=2, **options)
 
 
+def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of the space; the vocabulary is known only once the text is read."""
+    known = {key: value for key, value in options.items() if key != "space"}
+    return {"space": "recurrent", **RecurrentSpace(**{"vocabulary": 2, **known}).describe()}
+
+
+def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (multiply-adds of a word, parameters) of the seed."""
+    from nni_petridish.text import count_vocabulary
+
+    words = count_vocabulary(data["name"], data.get("root"), data.get("vocabulary"))
+    options = {key: value for key, value in space.items() if key != "space"}
+    described = RecurrentSpace(vocabulary=words, **options)
+    embedding, hidden = described.embedding, described.hidden or described.embedding
+    # [x; h] W0 and s0 W1; the decoder is the embedding, behind a projection if widths differ.
+    cell = (embedding + hidden) * 2 * hidden + hidden * 2 * hidden
+    projection = 0 if hidden == embedding else hidden * embedding
+    multiply_adds = cell + projection + words * embedding
+    return multiply_adds, multiply_adds + words  # the decoder's bias
+
+
 def read_recipe(options: dict[str, Any], data: Mapping[str, Any]) -> LanguageRecipe:
     """Check the changes to the recipe of the text."""
     place = f"{ARGUMENTS}.recipe."

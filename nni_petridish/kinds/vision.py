@@ -24,19 +24,31 @@ _DECIDED_BY_DATA = ("image_shape", "num_classes")
 
 def read_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
     """Check the arguments of `load_data`, and that the files are there."""
-    numbers = {"validation": 1, "limit": 1, "seed": 0, "image_size": 1, "workers": 0}
-    refuse_unknown(data, ("name", "root", *numbers), f"{_PLACE}.")
+    result = _read_data(data, base, _PLACE, {"validation": 1, "limit": 1})
+    if result["name"] == "image_folder" and not result.get("validation"):
+        raise ConfigError(f"{_PLACE}.validation must be at least 1: a search needs validation.")
+    return result
+
+
+def read_training_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Check the ``data`` of a final training, which sets nothing aside."""
+    return _read_data(data, base, "data", {})
+
+
+def _read_data(
+    data: dict[str, Any], base: Path, place: str, more: dict[str, int]
+) -> dict[str, Any]:
+    numbers = {**more, "seed": 0, "image_size": 1, "workers": 0}
+    refuse_unknown(data, ("name", "root", *numbers), f"{place}.")
     result = {"name": "digits", **data}
     for key, least in numbers.items():
         if result.get(key) is not None:
-            with prefix(f"{_PLACE}."):
+            with prefix(f"{place}."):
                 check_number(key, result[key], least, whole=True)
     if result.get("root") is not None:
-        result["root"] = str(resolve(f"{_PLACE}.root", result["root"], base))
-    with prefix(f"{_PLACE}: "):
+        result["root"] = str(resolve(f"{place}.root", result["root"], base))
+    with prefix(f"{place}: "):
         check_data(result["name"], result.get("root"))
-    if result["name"] == "image_folder" and not result.get("validation"):
-        raise ConfigError(f"{_PLACE}.validation must be at least 1: a search needs validation.")
     return result
 
 
@@ -49,6 +61,25 @@ def check_space(options: dict[str, Any], data: Mapping[str, Any]) -> None:
     image_shape, num_classes = _describe(data)
     with prefix("searchSpace."):
         VisionSpace(image_shape, num_classes, **options)
+
+
+def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of the space; the number of classes is not looked for."""
+    known = {key: value for key, value in options.items() if key != "space"}
+    if "image_shape" not in known:
+        size = data.get("image_size") or 224
+        folder = data["name"] == "image_folder"  # may be gone: it is not looked at
+        shape = (3, size, size) if folder else describe(data["name"]).image_shape
+        known |= {"image_shape": shape, "num_classes": 1}
+    return {"space": "vision", **VisionSpace(**known).describe()}
+
+
+def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (multiply-adds of an image, parameters) of the seed."""
+    from search_spaces.vision_size import seed_size
+
+    options = {key: value for key, value in space.items() if key != "space"}
+    return seed_size(VisionSpace(*_describe(data), **options))
 
 
 def read_recipe(options: dict[str, Any], data: Mapping[str, Any]) -> Recipe:

@@ -115,7 +115,7 @@ def _block(
     hue: str,
 ) -> float:
     """Draw the ops of one growth below each other; return where the next block starts."""
-    drawing.boxes.append(svg.text(x, y + 12, title, "soft"))
+    drawing.boxes.append(svg.text(x, y + 12, title, "soft halo"))
     for row, (source, op) in enumerate(shortcuts):
         middle = y + _HEAD + _ROW * (row + 0.5)
         drawing.box(x, middle, _OP, op, hue)
@@ -143,7 +143,7 @@ def _recurrent_cell(genotype: RecurrentGenotype, authors: Sequence[str]) -> str:
         x, y = places[i + 1]
         hue = "plain-s" if i == 0 else _hue(i - 1)
         title = "seed" if i == 0 else _author(authors, i - 1)
-        drawing.boxes.append(svg.text(x, y - 15, title, "soft"))
+        drawing.boxes.append(svg.text(x, y - 15, title, "soft halo"))
         drawing.box(x, y, _OP, f"{node_name(i + 1)}: {activation}", hue)
         drawing.edge((places[predecessor][0] + _OP, places[predecessor][1]), (x, y), hue)
         drawing.edge((x + _OP, y), out, hue)

@@ -14,16 +14,19 @@ _ROW = 19
 def alpha_chart(key: str, rows: Sequence[Mapping[str, Any]], i_max: int) -> str:
     """Draw the α of one table as bars, in order of |α|; the first ``i_max`` were selected."""
     largest = max((abs(_number(row.get("alpha")) or 0.0) for row in rows), default=0.0) or 1.0
-    with_prediction = any(_number(row.get("predicted")) is not None for row in rows)
-    middle, reach, width = 250.0, 90.0, 540.0 if with_prediction else 430.0
+    with_slopes = any(_number(row.get("slope")) is not None for row in rows)
+    # The longest name ends before the longest bar to the left; two charts fit side by side.
+    middle, reach = 272.0, 70.0
+    at_alpha, at_slope = middle + reach + 58, middle + reach + 136
+    width = 8 + (at_slope if with_slopes else at_alpha)
     parts = [
         svg.text(8, 16, key, "bold"),
         svg.text(middle, 16, "0", "soft", "middle"),
-        svg.text(middle + reach + 70, 16, "α", "soft", "end"),
+        svg.text(at_alpha, 16, "α", "soft", "end"),
         svg.line(middle, 22, middle, 26 + _ROW * len(rows), "kin"),
     ]
-    if with_prediction:
-        parts.append(svg.text(middle + reach + 180, 16, "predicted Δ loss", "soft", "end"))
+    if with_slopes:
+        parts.append(svg.text(at_slope, 16, "slope", "soft", "end"))
     for i, row in enumerate(rows):
         alpha = _number(row.get("alpha"))
         y, selected = 26 + _ROW * i, i < i_max
@@ -32,23 +35,16 @@ def alpha_chart(key: str, rows: Sequence[Mapping[str, Any]], i_max: int) -> str:
         css = "bold" if selected else "soft"
         parts.append(svg.text(8, y + 13, ("✓ " if selected else "") + _name(row), css))
         parts.append(svg.box(x, y + 3, max(length, 0.5), 12, "f0" if selected else "muted-f", 2))
-        parts.append(svg.text(middle + reach + 70, y + 13, _signed(alpha), css, "end"))
-        if with_prediction:
-            predicted = _signed(_number(row.get("predicted")), 5)
-            parts.append(svg.text(middle + reach + 180, y + 13, predicted, css, "end"))
+        parts.append(svg.text(at_alpha, y + 13, _signed(alpha), css, "end"))
+        if with_slopes:
+            slope = _signed(_number(row.get("slope")), 5)
+            parts.append(svg.text(at_slope, y + 13, slope, css, "end"))
     return svg.picture(width, 32 + _ROW * len(rows), parts, f"α of the candidates of {key}")
 
 
 def predicted_change(alphas: Mapping[str, Any]) -> float | None:
-    """Return Σ⟨∇L, α u⟩ over the selected shortcuts: the change of the loss to first order."""
-    i_max = alphas.get("i_max", 0)
-    values = [
-        _number(row.get("predicted"))
-        for rows in alphas.get("tables", {}).values()
-        for row in rows[:i_max]
-    ]
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if known and len(known) == len(values) else None
+    """Return how the best step along the selected shortcuts changes the loss; None if unknown."""
+    return _number((alphas.get("step") or {}).get("change"))
 
 
 def realised_change(

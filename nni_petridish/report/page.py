@@ -121,9 +121,11 @@ def _page(search: Search, title: str, documents: Documents, pictures: Mapping[st
         "<p>Filled: on the hull.</p>",
         _figure(pictures["lineage.svg"]),
         "<h2>Growth diary</h2>",
-        "<p>Candidates in order of |α|; ✓ marks those that were selected. The predicted change of"
-        " the validation loss is ⟨∇L, α·u⟩, to first order, for a full step along the candidate;"
-        " the realised one is measured from the moment of selection to the end of training.</p>",
+        "<p>Candidates in order of |α|; ✓ marks those that were selected. The slope along a"
+        " candidate is ⟨∇L, α·u⟩: how fast the validation loss begins to change when it is added."
+        " The predicted change of the loss is the best that a step along the selected ones brings"
+        " at once, nothing else changing; the realised one is what came of it, from the moment of"
+        " selection to the end of training.</p>",
         _changes(search, documents),
         *(_entry(search, record, documents, pictures) for record in search.models()),
     ]
@@ -175,9 +177,9 @@ def _changes(search: Search, documents: Documents) -> str:
             {
                 "growth": id,
                 "parent": record.parent,
+                "loss at selection": f"{losses[0]:.4f}" if losses else "-",
                 "predicted Δ loss": _signed(predicted),
                 "realised Δ loss": _signed(losses[1] - losses[0] if losses else None),
-                "loss at selection": f"{losses[0]:.4f}" if losses else "-",
                 "loss in the end": f"{losses[1]:.4f}" if losses else "-",
                 "Δ error": _signed(record.error - before.error if before else None),
             }

@@ -31,6 +31,8 @@ STYLE = (
     "svg text { font: 12px system-ui, sans-serif; fill: var(--ink) }\n"
     "svg .soft { fill: var(--soft) } svg .mono { font-family: ui-monospace, monospace }\n"
     "svg .bold { font-weight: 600 }\n"
+    # A title stays readable where an edge runs through it.
+    "svg .halo { paint-order: stroke; stroke: var(--ground); stroke-width: 4px }\n"
     "svg .axis { stroke: var(--line); fill: none } svg .kin { stroke: var(--faint); fill: none }\n"
     "svg .mark { fill: var(--faint); stroke: var(--ground); stroke-width: 2 }\n"
     "svg .box { fill: var(--ground); stroke-width: 1.5 }\n"

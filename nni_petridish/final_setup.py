@@ -1,0 +1,156 @@
+"""What the final training of a found model shall be: the paper's numbers, and what the user says.
+
+The search's own data are trained on unless others are given; then the architecture moves to them
+and is trained by their recipe, as in the paper's transfer to ImageNet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from nni_petridish.checks import mapping, prefix, refuse_unknown
+from nni_petridish.config import SearchConfig, read_yaml
+from nni_petridish.data import describe
+from nni_petridish.errors import ConfigError
+from nni_petridish.export import from_gallery
+from nni_petridish.final import FinalTraining, widest
+from nni_petridish.gallery import Gallery
+from nni_petridish.genotype import VisionGenotype
+from nni_petridish.kinds import vision
+from nni_petridish.recipe import Recipe
+from nni_petridish.records import check_number
+from nni_petridish.selection import parse_count
+from search_spaces import VisionSpace
+
+PAPER_CELLS, PAPER_FILTERS, PAPER_EPOCHS = 6, 32, 600
+#: Of the search's data: a final training has no validation and leaves no image out.
+_SEARCH_ONLY = ("validation", "limit")
+_FILE_KEYS = (
+    "cells_per_stage",
+    "filters",
+    "max_multiply_adds",
+    "merge",
+    "stem",
+    "epochs",
+    "repetitions",
+    "seed",
+    "data",
+    "recipe",
+)
+
+
+def final_training(
+    gallery: Path,
+    id: str | None = None,
+    *,
+    cells_per_stage: int | None = None,
+    filters: int | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    max_multiply_adds: float | None = None,
+    merge: str | None = None,
+    stem: str | None = None,
+    data: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> FinalTraining:
+    """Prepare the final training of a model of a gallery; the numbers are the paper's.
+
+    Parameters
+    ----------
+    gallery, id
+        Which model; the most accurate one by default.
+    cells_per_stage
+        N; 6 by default. A macro model's cells are repeated, so N must be a multiple of its own.
+    filters
+        F; 32 by default.
+    epochs
+        600 by default; for other data those of their recipe (ImageNet: 250).
+    max_multiply_adds
+        Choose the largest F that stays within this instead.
+    merge
+        op_merge, if it is not to be that of the search: after a search with the weighted sum,
+        ``"concat_project"`` is the paper's CP-end (appendix B.3).
+    stem
+        ``plain`` or ``imagenet``; by default that of the search.
+    data
+        Arguments of `load_data`, to train on other images than the search did.
+    changes
+        To the recipe: the search's, or that of the other data.
+    """
+    config = SearchConfig.of_gallery(Gallery(gallery))
+    model = from_gallery(gallery, id)
+    found = model.genotype
+    if not isinstance(found, VisionGenotype):
+        raise ConfigError(f"The final training is for vision but the model is {found.space}.")
+    if filters is not None and max_multiply_adds is not None:
+        raise ConfigError("Only one of filters and max_multiply_adds can be given.")
+    check_number("seed", seed, 0, whole=True)
+    searched = VisionSpace(**{k: v for k, v in model.space.items() if k != "space"})
+    if merge is not None:
+        found, searched = replace(found, merge=merge), replace(searched, merge=merge)
+    if cells_per_stage is None:
+        cells_per_stage = _default_cells(searched)
+    trained_on = {k: v for k, v in (data or config.data).items() if k not in _SEARCH_ONLY}
+    space = replace(
+        searched,
+        filters=PAPER_FILTERS if filters is None else filters,
+        cells_per_stage=cells_per_stage,
+        stem=searched.stem if stem is None else stem,
+        **({} if data is None else _shape_of(data)),
+    )
+    genotype = searched.deepened(found, cells_per_stage)
+    if max_multiply_adds is not None:
+        space = replace(space, filters=widest(space, genotype, max_multiply_adds))
+    recipe = config.recipe if data is None else Recipe.named(str(data["name"]))
+    if epochs is None:
+        epochs = recipe.epochs if trained_on["name"] == "image_folder" else PAPER_EPOCHS
+    recipe = _changed(recipe, {"epochs": epochs, **(changes or {})})
+    channels, height, width = space.image_shape
+    recipe.check_image((channels, height, width))
+    return FinalTraining(str(model.facts["id"]), genotype, space, recipe, trained_on, seed)
+
+
+def read_final_file(path: Path) -> dict[str, Any]:
+    """Read a YAML file such as ``configs/imagenet_transfer.yml``.
+
+    Returns
+    -------
+    dict
+        The arguments of `final_training`, and ``repetitions``; only what the file says. Folders in
+        it are relative to the file's own.
+    """
+    document = read_yaml(path)
+    refuse_unknown(document, _FILE_KEYS, "")
+    options = dict(document)
+    for name in ("cells_per_stage", "filters", "epochs", "repetitions"):
+        if options.get(name) is not None:
+            check_number(name, options[name], 1, whole=True)
+    if options.get("max_multiply_adds") is not None:
+        options["max_multiply_adds"] = parse_count(str(options["max_multiply_adds"]))
+    if "data" in options:
+        options["data"] = vision.read_training_data(mapping("data", options["data"]), path.parent)
+    options["changes"] = mapping("recipe", options.pop("recipe", {}))
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _default_cells(searched: VisionSpace) -> int:
+    """Return the paper's N, or if a macro model's cells cannot be repeated to that, its own."""
+    fits = searched.mode == "cell" or PAPER_CELLS % searched.cells_per_stage == 0
+    return PAPER_CELLS if fits else searched.cells_per_stage
+
+
+def _shape_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    described = describe(data["name"], data.get("root"), data.get("image_size") or 224)
+    return described._asdict()
+
+
+def _changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    known = tuple(f.name for f in fields(Recipe))
+    for name in changes:
+        if name not in known:
+            raise ConfigError(f"a recipe has {', '.join(known)} but got {name}.")
+    with prefix("recipe."):
+        return replace(recipe, **changes)
