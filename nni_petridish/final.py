@@ -28,7 +28,7 @@ from nni_petridish.export import SavedModel, write_model
 from nni_petridish.genotype import MERGES, VisionGenotype
 from nni_petridish.recipe import Recipe
 from nni_petridish.records import check_number
-from nni_petridish.training import evaluate, fit
+from nni_petridish.training import evaluate, fit, resolve_device
 from search_spaces import VisionSpace
 
 if TYPE_CHECKING:
@@ -116,7 +116,9 @@ class FinalTraining:
         """
         check_number("repetitions", repetitions, 1, whole=True)
         world = current_world()
-        world.share(self.recipe.batch_size)  # what cannot be shared is said before anything is made
+        # What cannot be is said before anything is made.
+        resolve_device(self.recipe)
+        world.share(self.recipe.batch_size)
         lock = ExclusiveLock(folder / "lock", f"The final training in {folder}")
         world.on_main(lambda: self._claim(folder, lock))
         results = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.checks import mapping, prefix, refuse_unknown
-from nni_petridish.config import SearchConfig, read_yaml
+from nni_petridish.config import CONFIG_FILE, SearchConfig, read_yaml
 from nni_petridish.data import describe
 from nni_petridish.errors import ConfigError
 from nni_petridish.export import from_gallery
@@ -80,7 +80,6 @@ def final_training(
     changes
         To the recipe: the search's, or that of the other data.
     """
-    config = SearchConfig.of_gallery(Gallery(gallery))
     model = from_gallery(gallery, id)
     found = model.genotype
     if not isinstance(found, VisionGenotype):
@@ -93,7 +92,7 @@ def final_training(
         found, searched = replace(found, merge=merge), replace(searched, merge=merge)
     if cells_per_stage is None:
         cells_per_stage = _default_cells(searched)
-    trained_on = {k: v for k, v in (data or config.data).items() if k not in _SEARCH_ONLY}
+    trained_on, recipe = _data_and_recipe(gallery, data)
     space = replace(
         searched,
         filters=PAPER_FILTERS if filters is None else filters,
@@ -104,7 +103,6 @@ def final_training(
     genotype = searched.deepened(found, cells_per_stage)
     if max_multiply_adds is not None:
         space = replace(space, filters=widest(space, genotype, max_multiply_adds))
-    recipe = config.recipe if data is None else Recipe.named(str(data["name"]))
     if epochs is None:
         epochs = recipe.epochs if trained_on["name"] == "image_folder" else PAPER_EPOCHS
     recipe = _changed(recipe, {"epochs": epochs, **(changes or {})})
@@ -134,6 +132,21 @@ def read_final_file(path: Path) -> dict[str, Any]:
         options["data"] = vision.read_training_data(mapping("data", options["data"]), path.parent)
     options["changes"] = mapping("recipe", options.pop("recipe", {}))
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _data_and_recipe(
+    gallery: Path, data: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], Recipe]:
+    """Return the data to train on and their recipe: the given ones, or the search's."""
+    if data is not None:
+        return dict(data), Recipe.named(str(data["name"]))
+    if not (gallery / CONFIG_FILE).exists():
+        raise ConfigError(
+            f"{gallery} does not say which data its search used (NasExperiment's evaluator had"
+            " them): name the data in a file and give it by --config."
+        )
+    config = SearchConfig.of_gallery(Gallery(gallery))
+    return {k: v for k, v in config.data.items() if k not in _SEARCH_ONLY}, config.recipe
 
 
 def _default_cells(searched: VisionSpace) -> int:

@@ -160,8 +160,18 @@ def test_what_cannot_be_trained_is_refused_in_one_line(gallery: Gallery, tmp_pat
     ):
         with pytest.raises((ConfigError, GalleryError), match=message):
             final_training(gallery.folder, **options)  # type: ignore[arg-type]
-    with pytest.raises((ConfigError, GalleryError)):
+    with pytest.raises(ConfigError, match="for vision but the model is recurrent"):
         final_training(recurrent_gallery(tmp_path).folder)
+    nas = vision_gallery(tmp_path / "nas").folder
+    (nas / "config.json").unlink()  # as in a gallery of NasExperiment
+    with pytest.raises(ConfigError, match="does not say which data"):
+        final_training(nas)
+    assert final_training(nas, data={"name": "digits"}).data == {"name": "digits"}
+    cuda = final_training(gallery.folder, **SMALL, changes={"device": "cuda"})
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="device must be available"):
+            cuda.run(tmp_path / "cuda")
+    assert not (tmp_path / "cuda").exists()
 
 
 @pytest.mark.usefixtures("few_images")
