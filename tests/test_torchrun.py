@@ -66,7 +66,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
         2,
         "import json, pathlib\n"
         "from nni_petridish.distributed import joined_world\n"
-        "from tests.test_distributed import plain_fit\n"
+        "from tests.test_torchrun import plain_fit\n"
         f"folder = pathlib.Path({str(tmp_path / 'two')!r})\n"
         "with joined_world('cpu') as world:\n"
         "    record = plain_fit(folder)\n"
