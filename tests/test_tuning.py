@@ -664,6 +664,22 @@ def test_all_plots_are_drawn_where_there_is_enough_to_draw(tmp_path: Path) -> No
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in paths)
 
 
+@pytest.mark.parametrize(
+    ("name", "paper"),
+    [("petridish", {"l1": 0.001, "i_max": 3}), ("petridish_rnn", {"l1": 10.0})],
+)
+def test_without_a_word_about_tuning_a_study_begins_with_the_papers_setting(
+    tmp_path: Path, name: str, paper: dict[str, float]
+) -> None:
+    document = yaml.safe_load((ROOT / "configs" / f"{name}.yml").read_text())
+    document["tuner"]["codeDirectory"] = str(tmp_path)
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(document))
+    tuning = Tuning.from_yaml(tmp_path / "config.yml")
+    trial = Queue(open_study(tuning), tuning).take()
+    assert trial is not None
+    assert trial.params == paper
+
+
 def test_the_config_is_a_study_and_a_search(tmp_path: Path) -> None:
     path = ROOT / "configs" / "tune.yml"
     SearchConfig.from_yaml(path)

@@ -115,8 +115,14 @@ class Dimension:
         return {"low": self.low, "high": self.high, "log": self.log}
 
 
-def default_space() -> dict[str, Dimension]:
-    """Return what spans the values that the paper tried: λ in 1e-5 .. 0.1, I_max in 2 .. 4."""
+def default_space(kind: str = "vision") -> dict[str, Dimension]:
+    """Return what spans the values that the paper tried: λ in 1e-5 .. 0.1, I_max in 2 .. 4.
+
+    Recurrent cells grow by one node at a time; their λ, of which the paper names 10 alone, lies in
+    0.001 .. 100.
+    """
+    if kind == "recurrent":
+        return {"l1": Dimension(1e-3, 100.0, log=True)}
     return {"l1": Dimension(1e-5, 0.1, log=True), "i_max": Dimension(2, 4)}
 
 
@@ -191,12 +197,14 @@ class Section:
             self._check_grid()
 
     @classmethod
-    def read(cls, given: object) -> Section:
-        """Check what a user wrote."""
+    def read(cls, given: object, kind: str = "vision") -> Section:
+        """Check what a user wrote about a search in a space of this kind."""
         keys = mapping(PLACE, given)
         refuse_unknown(keys, tuple(f.name for f in fields(cls)), f"{PLACE}.")
         with prefix(f"{PLACE}."):
-            if "space" in keys:
+            if "space" not in keys:
+                keys["space"] = default_space(kind)
+            else:
                 space = mapping("space", keys["space"])
                 for name in space:
                     if not isinstance(name, str):

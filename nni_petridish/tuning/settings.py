@@ -47,8 +47,9 @@ class Tuning:
         """Read and check a configuration file, with every value that the study may try."""
         search_space, class_args, base, experiment = read_experiment(path)
         arguments = dict(class_args)
-        section = Section.read(arguments.pop("tuning", {}))
-        return cls(section, mapping("searchSpace", search_space), arguments, base, experiment)
+        space = mapping("searchSpace", search_space)
+        section = Section.read(arguments.pop("tuning", {}), space.get("space", "vision"))
+        return cls(section, space, arguments, base, experiment)
 
     def __post_init__(self) -> None:
         default = self.config(self.default())
