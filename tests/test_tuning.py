@@ -149,6 +149,8 @@ def test_a_study_that_makes_no_sense_gives_one_line_before_any_training(
         "journal:/nowhere/at/all/study.log",
         "nonsense",
         "nobase://host/name",
+        "sqlite://",
+        "sqlite:///:memory:",
         "sqlite:///{folder}/config.yml",
     ],
 )
@@ -616,6 +618,7 @@ def running(tuning: Tuning, pid: int) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_jobs_share_a_study(tmp_path: Path) -> None:
     path = write(tmp_path, trials=3)
     done = subprocess.run(

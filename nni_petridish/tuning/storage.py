@@ -64,6 +64,8 @@ def open_storage(url: str) -> BaseStorage:
         if url.startswith(_JOURNAL):
             path = Path(url[len(_JOURNAL) :]).expanduser()
             return JournalStorage(JournalFileBackend(str(path)))
+        if _is_forgotten(url):
+            raise ValueError("a database in memory is gone when its process ends")
         # SQLite gives up after 5 s if another process is writing.
         waits = {"connect_args": {"timeout": _BUSY_SECONDS}} if url.startswith("sqlite") else {}
         return RDBStorage(url, engine_kwargs=waits)
@@ -97,6 +99,13 @@ def _check_identity(study: optuna.Study, wanted: dict[str, Any]) -> None:
     lines = differences(found, wanted)
     if lines:
         raise ConfigError(f"The study {study.study_name!r} is of another kind: {'; '.join(lines)}.")
+
+
+def _is_forgotten(url: str) -> bool:
+    import sqlalchemy
+
+    parts = sqlalchemy.make_url(url)
+    return parts.get_backend_name() == "sqlite" and parts.database in (None, "", ":memory:")
 
 
 def _reason(error: BaseException) -> str:
