@@ -66,7 +66,6 @@ def _finish(ablations: Ablations) -> int:
     if not done:
         print("Nothing is finished yet.")
         return 1
-    print(f"\n{to_text(ablations)}\n\n{LEGEND}\n")
     files = {
         TABLES_FILE: to_markdown(ablations),
         RUNS_FILE: to_csv(ablations),
@@ -74,6 +73,7 @@ def _finish(ablations: Ablations) -> int:
     }
     for name, content in files.items():
         write_file(ablations.folder / name, content.encode())
+    print(f"\n{to_text(ablations)}\n\n{LEGEND}\n")
     print(f"{', '.join(files)} are in {ablations.folder}")
     missing = len(ablations.runs) - done
     if missing:
