@@ -1,33 +1,27 @@
 """Final training: a found architecture from scratch, larger, on all training images.
 
-The test images are looked at once per repetition, when its training is over. A repetition that is
-finished is never trained again, one that was interrupted goes on from its last epoch. Started by
-torchrun, all processes train the same repetition together.
+The test images are looked at once per repetition, when its training is over. Started by torchrun,
+all processes train the same repetition together.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import shutil
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nni_petridish.atomic import ExclusiveLock, to_json, write_file
+from nni_petridish.atomic import to_json
 from nni_petridish.complexity import count_multiply_adds, count_parameters
 from nni_petridish.data import load_data
-from nni_petridish.distributed import World, current_world
-from nni_petridish.errors import ConfigError, GalleryError
-from nni_petridish.export import SavedModel, write_model
+from nni_petridish.distributed import World
+from nni_petridish.errors import ConfigError
 from nni_petridish.genotype import MERGES, VisionGenotype
 from nni_petridish.recipe import Recipe
-from nni_petridish.records import check_number
+from nni_petridish.repetitions import Repetitions
 from nni_petridish.training import evaluate, fit, resolve_device
 from search_spaces import VisionSpace
 
@@ -35,11 +29,9 @@ if TYPE_CHECKING:
     from nni_petridish.data import DataSet
     from search_spaces.vision_network import VisionNetwork
 
-RESULT_FILE, MODEL_FILE, SETTINGS_FILE = "result.json", "model.safetensors", "settings.json"
-
 
 @dataclass(frozen=True)
-class FinalTraining:
+class FinalTraining(Repetitions["DataSet"]):
     """What to train, checked; `run` trains it.
 
     Parameters
@@ -74,6 +66,11 @@ class FinalTraining:
         suffix = "" if merge == MERGES[0] else f"-{merge}"
         return f"{self.model}-{stem}{size}-{epochs}epochs{suffix}"
 
+    @property
+    def title(self) -> str:
+        """What is trained, in a few words."""
+        return f"{self.model} with N={self.space.cells_per_stage}, F={self.space.filters}"
+
     def size(self) -> tuple[int, int]:
         """Return (multiply-adds, parameters); the auxiliary head does not count."""
         return size_of(self.space, self.genotype)
@@ -92,75 +89,16 @@ class FinalTraining:
         }
         return dict(json.loads(to_json(document)))
 
-    def run(
-        self,
-        folder: Path,
-        repetitions: int = 1,
-        *,
-        stop: Callable[[], bool] | None = None,
-        progress: bool = False,
-        on_result: Callable[[dict[str, Any]], object] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Train so many repetitions, those done earlier included; return their results.
-
-        Parameters
-        ----------
-        folder
-            Where checkpoints, models and results are kept; made if it is not there.
-        repetitions
-            How many; more may be asked for later.
-        stop
-            Asked before every step; true raises `Interrupted`.
-        on_result
-            Called with the result of each repetition.
-        """
-        check_number("repetitions", repetitions, 1, whole=True)
-        world = current_world()
-        # What cannot be is said before anything is made.
+    def check_world(self, world: World) -> None:
+        """Refuse a device that is not there, and processes that cannot share the batch."""
         resolve_device(self.recipe)
         world.share(self.recipe.batch_size)
-        lock = ExclusiveLock(folder / "lock", f"The final training in {folder}")
-        world.on_main(lambda: self._claim(folder, lock))
-        results = []
-        try:
-            data: DataSet | None = None
-            for repetition in range(repetitions):
-                home = folder / f"run-{repetition}"
-                result = world.on_main(partial(_read_result, home))
-                if result is None:
-                    data = data or load_data(**{**self.data, "validation": 0})
-                    result = self._repeat(home, repetition, data, world, stop, progress)
-                results.append(result)
-                if on_result is not None:
-                    on_result(result)
-        finally:
-            lock.release()
-        return results
 
-    def _claim(self, folder: Path, lock: ExclusiveLock) -> None:
-        """Make the folder, or see that it holds the same training; keep others out of it."""
-        path = folder / SETTINGS_FILE
-        try:
-            found = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            found = None
-        except (OSError, ValueError) as error:
-            raise GalleryError(f"{path} cannot be read: {error}.") from None
-        if found is None:
-            if folder.is_dir() and any(folder.iterdir()):
-                raise GalleryError(f"{folder} is not empty and holds no final training.")
-            folder.mkdir(parents=True, exist_ok=True)
-            write_file(path, to_json(self.identity()))
-        elif found != self.identity():
-            wanted = self.identity()
-            different = [key for key in wanted if wanted[key] != found.get(key)]
-            raise GalleryError(
-                f"{folder} holds another final training ({', '.join(different)} differ): choose"
-                " another folder."
-            )
-        lock.acquire()
+    def load(self) -> DataSet:
+        """Load the images; none is set aside for validation."""
+        return load_data(**{**self.data, "validation": 0})
 
-    def _repeat(
+    def repeat(
         self,
         home: Path,
         repetition: int,
@@ -169,6 +107,7 @@ class FinalTraining:
         stop: Callable[[], bool] | None,
         progress: bool,
     ) -> dict[str, Any]:
+        """Train one repetition, all processes together."""
         seed = self.seed + repetition
         torch.manual_seed(seed)
         net = self.space.build(self.genotype, auxiliary=self.recipe.auxiliary_weight > 0)
@@ -202,16 +141,9 @@ class FinalTraining:
             "parameters": parameters,
         }
         weights = {k: w for k, w in net.state_dict().items() if not k.startswith("auxiliary.")}
-        facts = {k: v for k, v in result.items() if k != "history"} | {
-            "id": self.model,
-            "data": self.data.get("name"),
-            "normalisation": normalisation(data),
-        }
+        facts = {"data": self.data.get("name"), "normalisation": normalisation(data)}
         space = {"space": "vision", **self.space.describe()}
-        write_model(SavedModel(space, self.genotype, weights, facts), home / MODEL_FILE)
-        write_file(home / RESULT_FILE, to_json(result))  # last: it says that all is there
-        shutil.rmtree(home / "checkpoint", ignore_errors=True)
-        return result
+        return self.keep(home, space, self.genotype, weights, result, facts)
 
 
 def widest(space: VisionSpace, genotype: VisionGenotype, limit: float) -> int:
@@ -231,29 +163,10 @@ def widest(space: VisionSpace, genotype: VisionGenotype, limit: float) -> int:
     return low
 
 
-def summary(results: list[dict[str, Any]]) -> str:
-    """Return the paper's way of reporting: best | mean ± standard deviation."""
-    errors = [float(result["test_error"]) for result in results]
-    spread = statistics.stdev(errors) if len(errors) > 1 else math.nan
-    runs = f"{len(errors)} run{'s' if len(errors) > 1 else ''}"
-    around = "" if math.isnan(spread) else f" ± {spread:.4f}"
-    return f"test error {min(errors):.4f} | {statistics.fmean(errors):.4f}{around}  ({runs})"
-
-
 def normalisation(data: DataSet) -> dict[str, list[float]]:
     """Return mean and std of each channel, for pixels from 0 to 255."""
     split: Any = data.train
     return {"mean": split.mean.tolist(), "std": split.std.tolist()}
-
-
-def _read_result(home: Path) -> dict[str, Any] | None:
-    path = home / RESULT_FILE
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise GalleryError(f"{path} cannot be read: {error}.") from None
 
 
 def size_of(space: VisionSpace, genotype: VisionGenotype) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from nni_petridish.grow import candidate_parameters
 from nni_petridish.language_recipe import LanguageRecipe
 from nni_petridish.sgd import clip_gradients
 from nni_petridish.text import to_columns
-from nni_petridish.training import History, Interrupted, Record
+from nni_petridish.training import History, Interrupted, Record, resolve_device
 
 __all__ = [
     "LanguageMetrics",
@@ -113,7 +113,7 @@ def fit_language(
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0 but got {seed!r}.")
-    device = _resolve(recipe)
+    device = resolve_device(recipe)
     net.to(device)
     run = _Run(net, to_columns(train, recipe.batch_size).to(device), recipe, seed)
     folder = None if checkpoint is None else Path(checkpoint)
@@ -369,14 +369,6 @@ def _scalars(net: nn.Module) -> set[int]:
         for module in net.modules()
         for name in getattr(module, "no_weight_decay", ())
     }
-
-
-def _resolve(recipe: LanguageRecipe) -> torch.device:
-    if recipe.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device must be available on this machine but got 'cuda'.")
-    if recipe.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(recipe.device)
 
 
 def _perplexity(loss: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.genotype import MERGES
@@ -15,6 +15,10 @@ from nni_petridish.selection import (
     parse_count,
     selected,
 )
+
+if TYPE_CHECKING:
+    from nni_petridish.final import FinalTraining
+    from nni_petridish.language_final import LanguageFinalTraining
 
 
 def add_model_commands(subparsers: Any) -> None:
@@ -65,7 +69,10 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--merge", choices=MERGES, help="op_merge of the weak learners (default: the search's)"
     )
-    parser.add_argument("--epochs", type=int, help="(default: 600)")
+    parser.add_argument(
+        "--embedding", type=int, metavar="E", help="width of a language model (default: as found)"
+    )
+    parser.add_argument("--epochs", type=int, help="(default: 600; for text 4500)")
     parser.add_argument("--repetitions", type=int, help="(default: 1)")
     parser.add_argument("--seed", type=int, help="of the first repetition (default: 0)")
     parser.add_argument(
@@ -116,13 +123,12 @@ def _export(options: argparse.Namespace) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     from nni_petridish.distributed import joined_world
-    from nni_petridish.final import summary
-    from nni_petridish.final_setup import final_training
+    from nni_petridish.repetitions import describe_result, summary
 
-    _, search = open_search(options.gallery)
-    wanted = _training_options(options)
-    repetitions = wanted.pop("repetitions", 1)
-    training = final_training(options.gallery, selected(search, options).id, **wanted)
+    gallery, search = open_search(options.gallery)
+    id = selected(search, options).id
+    is_text = gallery.space.get("space") == "recurrent"
+    training, repetitions = (_language_training if is_text else _vision_training)(options, id)
     folder = options.out or options.gallery / "final" / training.name
     multiply_adds, parameters = training.size()
     with joined_world(training.recipe.device) as world:
@@ -131,23 +137,42 @@ def _train(options: argparse.Namespace) -> int:
             if world.is_main:
                 print(text, flush=True)
 
-        def tell(result: dict[str, Any]) -> None:
-            say(f"run {result['repetition']}: test error {result['test_error']:.4f}")
-
         together = f", {world.size} processes" if world.size > 1 else ""
         say(
-            f"{training.model} with N={training.space.cells_per_stage},"
-            f" F={training.space.filters}: {parameters:,} parameters,"
-            f" {multiply_adds:,} multiply-adds{together}; in {folder}"
+            f"{training.title}: {parameters:,} parameters, {multiply_adds:,} multiply-adds"
+            f"{together}; in {folder}"
         )
-        say(summary(training.run(folder, repetitions, progress=True, on_result=tell)))
+
+        def tell(result: dict[str, Any]) -> None:
+            say(describe_result(result))
+
+        results = training.run(folder, repetitions, progress=True, on_result=tell)
+        say(summary(results))
     return 0
 
 
-def _training_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `final_training`: those of the file, changed by the command's."""
-    from nni_petridish.final_setup import read_final_file
+def _language_training(options: argparse.Namespace, id: str) -> tuple[LanguageFinalTraining, int]:
+    from nni_petridish.language_final import language_final_training
 
+    for name in ("config", "cells", "filters", "fit", "merge"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name} is for vision but the gallery holds language models.")
+    training = language_final_training(
+        options.gallery,
+        id,
+        embedding=options.embedding,
+        epochs=options.epochs,
+        seed=options.seed or 0,
+        changes=dict(map(_read_change, options.set)),
+    )
+    return training, 1 if options.repetitions is None else options.repetitions
+
+
+def _vision_training(options: argparse.Namespace, id: str) -> tuple[FinalTraining, int]:
+    from nni_petridish.final_setup import final_training, read_final_file
+
+    if options.embedding is not None:
+        raise ConfigError("--embedding is for language models but the gallery is one of vision.")
     wanted = {} if options.config is None else read_final_file(options.config)
     given = {
         "cells_per_stage": options.cells,
@@ -164,7 +189,8 @@ def _training_options(options: argparse.Namespace) -> dict[str, Any]:
         wanted.pop("max_multiply_adds", None)
     changes = {**wanted.pop("changes", {}), **dict(map(_read_change, options.set))}
     wanted |= {name: value for name, value in given.items() if value is not None}
-    return {**wanted, "changes": changes}
+    repetitions = wanted.pop("repetitions", 1)
+    return final_training(options.gallery, id, **wanted, changes=changes), repetitions
 
 
 def _read_change(text: str) -> tuple[str, Any]:

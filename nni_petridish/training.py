@@ -30,6 +30,7 @@ from nni_petridish.augment import Augmentation
 from nni_petridish.checkpoint import fits, load_checkpoint, restore, save_checkpoint
 from nni_petridish.distributed import current_world
 from nni_petridish.errors import ConfigError, DataError, PetridishError, TrainingError
+from nni_petridish.language_recipe import LanguageRecipe
 from nni_petridish.recipe import Recipe
 from nni_petridish.sgd import clip_gradients, clip_groups, make_optimizer
 from nni_petridish.splits import Split, steps_per_epoch
@@ -76,7 +77,7 @@ class History:
     resumed_at: int = 0
 
 
-def resolve_device(recipe: Recipe) -> torch.device:
+def resolve_device(recipe: Recipe | LanguageRecipe) -> torch.device:
     """Return the device a recipe names, `ConfigError` if this machine has none such."""
     if recipe.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device must be available on this machine but got 'cuda'.")

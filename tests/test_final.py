@@ -15,9 +15,10 @@ from nni_petridish.cli import main
 from nni_petridish.complexity import count_multiply_adds, count_parameters
 from nni_petridish.data import load_data
 from nni_petridish.errors import ConfigError, GalleryError
-from nni_petridish.final import FinalTraining, summary, widest
+from nni_petridish.final import FinalTraining, widest
 from nni_petridish.final_setup import final_training
 from nni_petridish.gallery import Gallery
+from nni_petridish.repetitions import summary
 from nni_petridish.training import Interrupted, evaluate
 from search_spaces import VisionSpace
 from tests.small_gallery import recurrent_gallery, vision_gallery
@@ -189,6 +190,7 @@ def test_the_command_trains_and_goes_on(
     assert next(line for line in first.splitlines() if "run 0" in line) in second
     assert "±" in second.splitlines()[-1]
     assert main([*arguments, "--set", "lr"]) == 2
+    assert main([*arguments, "--embedding", "8"]) == 2
 
 
 def test_cp_end_replaces_the_weighted_sums_in_the_end_alone(tmp_path: Path) -> None:
