@@ -11,7 +11,7 @@ each weight is one matrix product over all steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,22 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": torch.sigmoid,
-    "relu": torch.relu,
-    "tanh": torch.tanh,
-    "identity": lambda x: x,
-}
-aten = torch.ops.aten
-_BACKWARD = {
-    "sigmoid": aten.sigmoid_backward.grad_input,
-    "tanh": aten.tanh_backward.grad_input,
-}
-_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": torch.sigmoid_,
-    "relu": torch.relu_,
-    "tanh": torch.tanh_,
-}
+from search_spaces.gates import merge_weights, open_gates, split_weights, through_gates
 
 
 class Group(NamedTuple):
@@ -126,7 +111,7 @@ def run_recurrence(
     """
     steps, batch, _ = projected.shape
     hidden = first.shape[1]
-    merged = [_merge([weights[i - 1] for i in group.nodes]) for group in wiring.groups]
+    merged = [merge_weights([weights[i - 1] for i in group.nodes]) for group in wiring.groups]
     states = projected.new_empty(steps, len(wiring.slot), batch, hidden)
     outputs = projected.new_empty(steps, batch, hidden)
     widths = [1, *(len(group.nodes) for group in wiring.groups)]
@@ -148,7 +133,7 @@ def run_recurrence(
             if mask is not None:
                 torch.mul(source, mask, out=masked)
             torch.mm(source if mask is None else masked, weight, out=gate.view(batch, -1))
-            _open_gates(source, gate, group.activations, s[group.slots])
+            open_gates(source, gate, group.activations, s[group.slots])
         torch.mv(s[1:].view(len(by_slot), -1).t(), by_slot, out=outputs[t].view(-1))
         h = outputs[t]
     return Run(wiring, mask, first, weight_0, merged, by_slot, gates, states, outputs)
@@ -233,12 +218,12 @@ class _Backward:
                 source = run.states[t, group.source].unsqueeze(1)
                 own = ds[group.slots].transpose(0, 1)
                 direct = torch.empty_like(own)
-                _through_gates(own, source, gate[t], grad_gate[t], group.activations, direct)
+                through_gates(own, source, gate[t], grad_gate[t], group.activations, direct)
                 torch.mm(grad_gate[t].view(batch, -1), weight.t(), out=product)
                 _add(ds[group.source].add_(direct.sum(1)), product, run.mask)
             own, source = ds[0].unsqueeze(1), before[t].unsqueeze(1)
             gate_0, grad_0 = run.gates[0][t], self.grads[0][t]
-            _through_gates(own, source, gate_0, grad_0, ("tanh",), dh.unsqueeze(1))
+            through_gates(own, source, gate_0, grad_0, ("tanh",), dh.unsqueeze(1))
             torch.mm(grad_0.view(batch, -1), run.weight_0.t(), out=product)
             _add(dh, product, run.mask)
         return total, dh
@@ -254,133 +239,10 @@ class _Backward:
         for i, group in enumerate(self.run.wiring.groups, 1):
             if any(wanted[node - 1] for node in group.nodes):
                 merged = self.weight_gradient(i, self.run.states[:, group.source])
-                result |= dict(zip(group.nodes, _split(merged, len(group.nodes)), strict=True))
+                result |= dict(
+                    zip(group.nodes, split_weights(merged, len(group.nodes)), strict=True)
+                )
         return result
-
-
-def highways(
-    z: Tensor, masked: Tensor, activations: Sequence[str], weights: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """Return ``z + σ(c)·(f_k(a) − z)``, ``[c, a] = masked W_k``, for each k: one matrix product.
-
-    Parameters
-    ----------
-    z, masked
-        The predecessor, and what dropout leaves of it; shape (rows, hidden).
-    activations, weights
-        f_k and W_k of each node, shape (hidden, 2·hidden).
-    """
-    result: tuple[Tensor, ...] = _Highways.apply(z, masked, tuple(activations), *weights)
-    return result
-
-
-class _Highways(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, masked: Tensor, activations: tuple[str, ...], *weights: Tensor
-    ) -> tuple[Tensor, ...]:
-        merged = _merge(weights)
-        gates = (masked @ merged).view(len(z), 2, len(weights), -1)
-        states = z.new_empty(len(weights), *z.shape)
-        _open_gates(z, gates, activations, states)
-        ctx.activations = activations
-        ctx.save_for_backward(z, masked, merged, gates)
-        return states.unbind()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        z, masked, merged, gates = ctx.saved_tensors
-        wants_z, wants_masked, *_ = ctx.needs_input_grad
-        grad_z = torch.zeros_like(z) if wants_z else None
-        grad_gates, source = torch.empty_like(gates), z.unsqueeze(1)
-        for k, (name, grad) in enumerate(zip(ctx.activations, grads, strict=True)):
-            own, out = gates[:, :, k : k + 1], grad_gates[:, :, k : k + 1]
-            direct = None if grad_z is None else torch.empty_like(grad).unsqueeze(1)
-            _through_gates(grad.unsqueeze(1), source, own, out, [name], direct)
-            if grad_z is not None and direct is not None:
-                grad_z += direct[:, 0]
-        rows = grad_gates.flatten(1)
-        grad_masked = rows @ merged.t() if wants_masked else None
-        return grad_z, grad_masked, None, *_split(masked.t() @ rows, len(grads))
-
-
-def _merge(weights: Sequence[Tensor]) -> Tensor:
-    """Put (hidden, [c, a]) weights side by side: all c, then all a."""
-    if len(weights) == 1:
-        return weights[0].detach()
-    halves = [weight.chunk(2, 1) for weight in weights]
-    return torch.cat([c for c, _ in halves] + [a for _, a in halves], 1)
-
-
-def _split(merged: Tensor, n: int) -> list[Tensor]:
-    """Return what `_merge` put side by side."""
-    parts = merged.view(len(merged), 2, n, -1).unbind(2)
-    return [part.reshape(len(merged), -1) for part in parts]
-
-
-def _open_gates(z: Tensor, gates: Tensor, activations: Sequence[str], out: Tensor) -> None:
-    """Turn [c, a] into [σ(c), f(a)] in place, and write the states s = z + σ(c)·(f(a) − z).
-
-    Parameters
-    ----------
-    z
-        The predecessor, shape (batch, hidden).
-    gates
-        Shape (batch, 2, members, hidden).
-    activations
-        f of each member.
-    out
-        Where the states go, shape (members, batch, hidden).
-    """
-    c, a = gates.unbind(1)
-    c.sigmoid_()
-    for k, name in enumerate(activations):
-        if name in _IN_PLACE:
-            _IN_PLACE[name](a[:, k])
-    torch.lerp(z, a.transpose(0, 1), c.transpose(0, 1), out=out)
-
-
-def _through_gates(
-    ds: Tensor,
-    source: Tensor,
-    gate: Tensor,
-    out: Tensor,
-    activations: Sequence[str],
-    direct: Tensor | None,
-) -> None:
-    """Write ∂/∂[c, a] of s = z + σ(c)·(f(a) − z), and what z gets directly: ds·(1 − σ(c)).
-
-    Parameters
-    ----------
-    ds
-        Gradient of s, shape (batch, members, hidden).
-    source
-        z, shape (batch, 1, hidden).
-    gate, out
-        [σ(c), f(a)] and where their gradients go, shape (batch, 2, members, hidden).
-    activations
-        f of each member.
-    direct
-        Where z's direct gradient goes, of ds's shape; None if nobody wants it.
-    """
-    c, a = gate.unbind(1)
-    grad_c, grad_a = out.unbind(1)
-    torch.sub(a, source, out=grad_c).mul_(ds)
-    _BACKWARD["sigmoid"](grad_c, c, grad_input=grad_c)
-    torch.mul(ds, c, out=grad_a)
-    if direct is not None:
-        torch.sub(ds, grad_a, out=direct)
-    for k, name in enumerate(activations):
-        _multiply_by_slope(name, grad_a[:, k], a[:, k])
-
-
-def _multiply_by_slope(name: str, grad: Tensor, value: Tensor) -> None:
-    """Multiply by f', which is a function of f's value, in place."""
-    if name == "relu":
-        aten.threshold_backward.grad_input(grad, value, 0, grad_input=grad)
-    elif name in _BACKWARD:
-        _BACKWARD[name](grad, value, grad_input=grad)
 
 
 def _add(total: Tensor, product: Tensor, mask: Tensor | None) -> None:

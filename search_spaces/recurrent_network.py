@@ -24,13 +24,8 @@ from nni_petridish.genotype import Shortcut
 from nni_petridish.hidden_sum import HasLastNorm, Unnormalized
 from nni_petridish.recurrent_genotype import CELL_KEY, RecurrentGenotype, node_name
 from nni_petridish.weak_learner import AlphaTable, JointWeakLearner, Site, WeakLearner
-from search_spaces.recurrence import (
-    ACTIVATION_FUNCTIONS,
-    Wiring,
-    differentiable,
-    highways,
-    run_recurrence,
-)
+from search_spaces.gates import ACTIVATION_FUNCTIONS, highways
+from search_spaces.recurrence import Wiring, differentiable, run_recurrence
 
 if TYPE_CHECKING:
     from search_spaces.recurrent import RecurrentSpace

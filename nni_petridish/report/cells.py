@@ -147,5 +147,5 @@ def _recurrent_cell(genotype: RecurrentGenotype, authors: Sequence[str]) -> str:
         drawing.box(x, y, _OP, f"{node_name(i + 1)}: {activation}", hue)
         drawing.edge((places[predecessor][0] + _OP, places[predecessor][1]), (x, y), hue)
         drawing.edge((x + _OP, y), out, hue)
-    drawing.box(*out, 80, "mean = h(t)", "plain-s")
-    return svg.picture(right + 86, height, [*drawing.edges, *drawing.boxes], "the recurrent cell")
+    drawing.box(*out, 100, "average = h(t)", "plain-s")
+    return svg.picture(right + 106, height, [*drawing.edges, *drawing.boxes], "the recurrent cell")
