@@ -127,6 +127,11 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from nni_petridish.final_file import describe_final_file, is_final_file
+
+    if is_final_file(options.config):
+        print(describe_final_file(options.config))
+        return 0
     from nni_petridish.config import SearchConfig
 
     config = SearchConfig.from_yaml(options.config)

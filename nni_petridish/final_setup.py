@@ -11,35 +11,21 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from nni_petridish.checks import mapping, prefix, refuse_unknown
-from nni_petridish.config import CONFIG_FILE, SearchConfig, read_yaml
+from nni_petridish.checks import prefix
+from nni_petridish.config import CONFIG_FILE, SearchConfig
 from nni_petridish.data import describe
 from nni_petridish.errors import ConfigError
 from nni_petridish.export import from_gallery
 from nni_petridish.final import FinalTraining, widest
 from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import VisionGenotype
-from nni_petridish.kinds import vision
 from nni_petridish.recipe import Recipe
 from nni_petridish.records import check_number
-from nni_petridish.selection import parse_count
 from search_spaces import VisionSpace
 
 PAPER_CELLS, PAPER_FILTERS, PAPER_EPOCHS = 6, 32, 600
 #: Of the search's data: a final training has no validation and leaves no image out.
 _SEARCH_ONLY = ("validation", "limit")
-_FILE_KEYS = (
-    "cells_per_stage",
-    "filters",
-    "max_multiply_adds",
-    "merge",
-    "stem",
-    "epochs",
-    "repetitions",
-    "seed",
-    "data",
-    "recipe",
-)
 
 
 def final_training(
@@ -109,29 +95,6 @@ def final_training(
     channels, height, width = space.image_shape
     recipe.check_image((channels, height, width))
     return FinalTraining(str(model.facts["id"]), genotype, space, recipe, trained_on, seed)
-
-
-def read_final_file(path: Path) -> dict[str, Any]:
-    """Read a YAML file such as ``configs/imagenet_transfer.yml``.
-
-    Returns
-    -------
-    dict
-        The arguments of `final_training`, and ``repetitions``; only what the file says. Folders in
-        it are relative to the file's own.
-    """
-    document = read_yaml(path)
-    refuse_unknown(document, _FILE_KEYS, "")
-    options = dict(document)
-    for name in ("cells_per_stage", "filters", "epochs", "repetitions"):
-        if options.get(name) is not None:
-            check_number(name, options[name], 1, whole=True)
-    if options.get("max_multiply_adds") is not None:
-        options["max_multiply_adds"] = parse_count(str(options["max_multiply_adds"]))
-    if "data" in options:
-        options["data"] = vision.read_training_data(mapping("data", options["data"]), path.parent)
-    options["changes"] = mapping("recipe", options.pop("recipe", {}))
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _data_and_recipe(

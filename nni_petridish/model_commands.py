@@ -169,7 +169,8 @@ def _language_training(options: argparse.Namespace, id: str) -> tuple[LanguageFi
 
 
 def _vision_training(options: argparse.Namespace, id: str) -> tuple[FinalTraining, int]:
-    from nni_petridish.final_setup import final_training, read_final_file
+    from nni_petridish.final_file import read_final_file
+    from nni_petridish.final_setup import final_training
 
     if options.embedding is not None:
         raise ConfigError("--embedding is for language models but the gallery is one of vision.")

@@ -15,7 +15,8 @@ from nni_petridish.cli import main
 from nni_petridish.data import load_data
 from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.final import size_of, widest
-from nni_petridish.final_setup import final_training, read_final_file
+from nni_petridish.final_file import read_final_file
+from nni_petridish.final_setup import final_training
 from nni_petridish.grow import attach_candidates, finalize_candidates, sites
 from nni_petridish.recipe import Recipe
 from nni_petridish.training import evaluate
@@ -102,7 +103,9 @@ def test_an_image_too_small_for_the_stem_is_refused() -> None:
         VisionSpace((3, 16, 16), 10, stem="imagenet")
 
 
-def test_the_config_has_the_papers_numbers(tmp_path: Path) -> None:
+def test_the_config_has_the_papers_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "c.yml").write_text(CONFIG.read_text())
     write_folder(tmp_path / "data" / "imagenet")
@@ -113,6 +116,9 @@ def test_the_config_has_the_papers_numbers(tmp_path: Path) -> None:
     assert {name: known[name] for name in options["changes"]} == options["changes"]
     paper = {"batch_size": 128, "lr": 0.1, "lr_decay": 0.97, "weight_decay": 3e-5}
     assert {name: options["changes"][name] for name in paper} == paper
+    assert main(["check", str(tmp_path / "configs" / "c.yml")]) == 0
+    space = replace(IMAGENET, num_classes=3)  # as the folder has
+    assert f"{size_of(space, space.seed())[0]:,} multiply-adds" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -166,7 +172,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, transfer: Path) -> No
         ({"data": {**data, "root": "nowhere"}}, "nowhere/train must hold one folder"),
         ({"data": {**data, "validation": 5}}, "data.validation is not a known key"),
         ({"data": {**data, "image_size": 8}}, "stages must halve"),
-        ({"recipe": {"speed": 1}}, "but got speed"),
+        ({"recipe": {"speed": 1}}, "recipe.speed is not a known key"),
         ({"recipe": {"lr": -1}}, "recipe.lr must be"),
     ):
         transfer.write_text(yaml.safe_dump({**document, **change}))
