@@ -165,8 +165,9 @@ class SearchConfig:
         # A range takes the place of its number; without one nothing is said of ranges.
         ranges = {name: asdict(range) for name, range in self.ranges.items()}
         chosen = {**self.settings.identity(), **asdict(self.plan), **ranges}
-        start = {k: v for k, v in (self.start or {}).items() if k != "from"}
-        return {**chosen, "data": data, "recipe": recipe, **({"start": start} if start else {})}
+        from nni_petridish.warm_start import identity_of
+
+        return {**chosen, "data": data, "recipe": recipe, **identity_of(self.start)}
 
     def make_chooser(self, gallery: Gallery) -> Chooser | None:
         """Return what chooses λ and I_max of each growth; None if they are numbers."""
@@ -250,7 +251,7 @@ def _read_start(
     options: object, space: Mapping[str, Any], data: Mapping[str, Any], base: Path
 ) -> dict[str, Any] | None:
     """Find the model to start from, if any, and check that it is of the search's space."""
-    from nni_petridish.warm_start import check_space, find_start
+    from nni_petridish.warm_start import find_start
 
     if options is None:
         return None
@@ -261,11 +262,8 @@ def _read_start(
     id = given.get("model")
     if id is not None and not isinstance(id, str):
         raise ConfigError(f"{place}.model must be the id of a model but got {id!r}.")
-    start, its_space, its_data = find_start(path, id)
     with prefix(f"{place}: "):
-        wanted = kind_of(space).full_space(space, data)
-        check_space(wanted, kind_of(its_space).full_space(its_space, its_data))
-    return start
+        return find_start(path, id, space, data)
 
 
 def _check_kind(space: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from nni_petridish.nni_reports import Reporter
 from nni_petridish.nni_space import Space
 from nni_petridish.plan import Plan
 from nni_petridish.records import Growth, Outcome, fail_event
-from nni_petridish.task import Record
+from nni_petridish.task import Record, Task
 from nni_petridish.threads import set_threads
+from nni_petridish.warm_start import warm_task
 
 _PICKLE_SIZE = 64 * 1024  # NNI's own limit for what it sends to trials
 
@@ -47,6 +48,8 @@ class GrowthEvaluator(Evaluator):
         What to take from the evaluators' reports.
     concurrency
         How many trials share the cores of a machine; None leaves torch's threads as they are.
+    start
+        The model to start from instead of the seed, see `nni_petridish.warm_start`.
     """
 
     def __init__(
@@ -58,10 +61,11 @@ class GrowthEvaluator(Evaluator):
         plan: Plan,
         metric: Metric,
         concurrency: int | None = None,
+        start: Mapping[str, Any] | None = None,
     ) -> None:
         self.growth, self.space, self.evaluators = growth, space, evaluators
         self.gallery, self.plan, self.metric = gallery, plan, metric
-        self.concurrency = concurrency
+        self.concurrency, self.start = concurrency, start
 
     def extra_repr(self) -> str:
         """Show the growth."""
@@ -79,7 +83,9 @@ class GrowthEvaluator(Evaluator):
             reporter.intermediate({"default": default, **value, **self._tags(), "phase": phase})
 
         try:
-            task = EvaluatorTask(self.space, _unpacked(self.evaluators), self.metric)
+            task: Task = EvaluatorTask(self.space, _unpacked(self.evaluators), self.metric)
+            if self.start is not None:
+                task = warm_task(task, self.start)
             outcome = run_growth(self.growth, task, self.plan, gallery, Watcher(report))
         except Exception as error:
             if isinstance(error, DamagedModelError) and self.growth.parent is not None:
@@ -123,6 +129,7 @@ class GrowthEvaluator(Evaluator):
                 "error": self.metric.error,
             },
             "concurrency": self.concurrency,
+            "start": None if self.start is None else dict(self.start),
         }
 
     @staticmethod
@@ -135,6 +142,7 @@ class GrowthEvaluator(Evaluator):
             Plan(**data["plan"]),
             Metric(**data["metric"]),
             data["concurrency"],
+            data.get("start"),
         )
 
 

@@ -33,9 +33,17 @@ from nni_petridish.nni_engine import (
 )
 from nni_petridish.nni_space import genotype_to_sample, growable_space
 from nni_petridish.plan import Plan
-from nni_petridish.records import Done, Growth, Limits, ModelRecord, SearchSettings
+from nni_petridish.records import (
+    Done,
+    Growth,
+    Limits,
+    ModelRecord,
+    SearchSettings,
+    check_number,
+)
 from nni_petridish.search import Chooser, Search
 from nni_petridish.threads import per_machine
+from nni_petridish.warm_start import find_start, identity_of, read_start
 
 # After ours, which know how to import NNI's NAS without its warnings.
 from nni.common.serializer import SerializableObject  # isort: skip
@@ -118,6 +126,8 @@ class Petridish(Strategy):
         optimize: str = "auto",
         error: Callable[[float], float] | None = None,
         chooser: Chooser | None = None,
+        start: str | os.PathLike[str] | None = None,
+        start_model: str | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(gallery, str | os.PathLike):
@@ -142,8 +152,12 @@ class Petridish(Strategy):
         self._chooser = chooser
         # All that can be wrong is told here, before the experiment starts anything.
         SearchSettings(**self._search, limits=self._limits)
-        Plan(**{f"{p}_epochs": n for p, n in self._epochs.items() if n is not None})
+        for phase, epochs in self._epochs.items():
+            if epochs is not None:
+                check_number(f"{phase}_epochs", epochs, 1, whole=True)
         Plan(**self._variants)
+        self._start = None if start is None else Path(start).expanduser().absolute()
+        self._start_model = start_model
         self._ready: _Ready | None = None
         skip_foreign_commands()
 
@@ -253,6 +267,7 @@ class Petridish(Strategy):
             ready.plan,
             self._metric,
             self._at_once(growth),
+            ready.start,
         )
         roll.add(growth, model)
         try:
@@ -314,10 +329,21 @@ class _Ready:
         self.settings = SearchSettings(**strategy._search, limits=strategy._limits, **epochs)
         # As in `SearchConfig.identity`: a range takes the place of its number.
         ranges = {name: asdict(range) for name, range in strategy._ranges.items()}
+        described = {"space": self.space.name, **self.space.describe()}
+        self.start: dict[str, Any] | None = None
+        self.seed: Genotype = self.space.seed()
+        if strategy._start is not None:
+            self.start = find_start(strategy._start, strategy._start_model, described)
+            self.seed = read_start(self.start).genotype
         self.gallery = Gallery.create(
             strategy.folder,
-            {"space": self.space.name, **self.space.describe()},
-            {**self.settings.identity(), **strategy._variants, **ranges},
+            described,
+            {
+                **self.settings.identity(),
+                **strategy._variants,
+                **ranges,
+                **identity_of(self.start),
+            },
         )
         chooser = make_chooser(strategy._ranges, self.settings, self.gallery)
         self.chooser = chooser or strategy._chooser
@@ -325,6 +351,6 @@ class _Ready:
     def sample(self, id: str | None) -> dict[str, Any]:
         """Return the sample of a model of the gallery; of the seed for None."""
         if id is None:
-            return genotype_to_sample(self.space, self.space.seed())
+            return genotype_to_sample(self.space, self.seed)
         document = self.gallery.load_documents(id)["genotype"]
         return genotype_to_sample(self.space, Genotype.from_dict(document))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from nni_petridish.errors import ConfigError, GalleryError, GenotypeError
 from nni_petridish.export import SavedModel, from_gallery, read_header, read_model
 from nni_petridish.genotype import Genotype
+from nni_petridish.kinds import KINDS, kind_of
 from nni_petridish.selection import open_search, select_model
 
 if TYPE_CHECKING:
@@ -58,35 +59,51 @@ def warm_task(task: Task, start: Mapping[str, Any]) -> Task:
 
 
 def find_start(
-    path: Path, id: str | None
-) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Any]]:
-    """Find the model to start from, without torch.
+    path: Path, id: str | None, space: Mapping[str, Any], data: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Find the model to start from and check that it fits a search, without torch.
 
-    Returns
-    -------
-    tuple
-        The model, the options of its space, and the data it was trained on as far as known.
+    Parameters
+    ----------
+    path, id
+        See `warm_start`.
+    space, data
+        Of the search: ``space`` (the kind) with the options of the space, and the data.
     """
     if path.is_dir():
         gallery, search = open_search(path)
         record = select_model(search, id)
-        start = {"from": str(path), "model": record.id, "weights": gallery.checksum(record.id)}
-        return start, gallery.space, gallery.settings.get("data") or {}
-    if id is not None:
+        start: dict[str, Any] = {"from": str(path), "model": record.id}
+        start["weights"] = gallery.checksum(record.id)
+        given = _full(gallery.space, gallery.settings.get("data") or {})
+    elif id is not None:
         raise GalleryError(f"{path} is not a gallery: a model id means nothing there.")
-    header, checksum = read_header(path)
-    return {"from": str(path), "model": None, "weights": checksum}, header["space"], {}
+    else:
+        header, checksum = read_header(path)
+        start = {"from": str(path), "model": None, "weights": checksum}
+        given = header["space"]
+    _check_space(_full(space, data or {}), given)
+    return start
 
 
-def check_space(space: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise unless the weights of a model of one space fit a network of the other.
+def identity_of(start: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what of a start must not change while a search lasts: not where it lies."""
+    return {} if start is None else {"start": {k: v for k, v in start.items() if k != "from"}}
 
-    Parameters
-    ----------
-    space, given
-        Descriptions with all options, as the `describe` of a space makes them, and the kind under
-        ``space``: of the new search, and of the model to start from.
-    """
+
+def read_start(start: Mapping[str, Any]) -> SavedModel:
+    """Read the model to start from."""
+    path = Path(start["from"])
+    return from_gallery(path, start["model"]) if path.is_dir() else read_model(path)
+
+
+def _full(space: Mapping[str, Any], data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return all options of a space; of kinds that no configuration names those that are known."""
+    return kind_of(space).full_space(space, data) if space.get("space") in KINDS else space
+
+
+def _check_space(space: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise unless the weights of a model of the given space fit a network of the search's."""
     for name, value in space.items():
         if name not in _MAY_DIFFER and given.get(name, value) != value:
             raise ConfigError(
@@ -113,10 +130,7 @@ class _WarmTask:
     def seed(self) -> Genotype:
         """Return the given architecture."""
         if self._model is None:
-            path = Path(self._start["from"])
-            self._model = (
-                from_gallery(path, self._start["model"]) if path.is_dir() else read_model(path)
-            )
+            self._model = read_start(self._start)
         return self._model.genotype
 
     def build(self, genotype: Genotype) -> nn.Module:

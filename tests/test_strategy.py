@@ -306,6 +306,26 @@ def test_with_ranges_every_growth_chooses_as_the_other_fronts_would(
         start(other, RecipeEvaluator("digits", DIGITS, {"device": "cpu"}))
 
 
+def test_a_search_may_start_from_a_model_of_another(tmp_path: Path, start: Any) -> None:
+    first = Petridish(tmp_path / "first", max_models=2, **SHORT)
+    start(first, by_hand())
+    second = Petridish(tmp_path / "second", max_models=2, start=tmp_path / "first", **SHORT)
+    start(second, by_hand())
+    (best, *_) = sorted(first.models(), key=lambda model: (model.error, model.multiply_adds))
+    old = Gallery(tmp_path / "first").load_documents(best.id)["genotype"]["cells"]
+    seed, grown = (
+        Gallery(tmp_path / "second").load_documents(model.id)["genotype"]["cells"]
+        for model in second.models()
+    )
+    assert seed == old
+    assert all(grown[key][:-1] == old[key] for key in old)
+    wider = VisionSpace((1, 8, 8), 10, cells_per_stage=1, filters=5, stages=2).model_space()
+    other = Petridish(tmp_path / "third", max_models=1, start=tmp_path / "first", **SHORT)
+    with pytest.raises(ConfigError, match="its filters is 4 but the search's 5"):
+        start(other, by_hand(), space=wider)
+    assert not (tmp_path / "third").exists()
+
+
 def test_each_phase_may_have_its_own_evaluator(tmp_path: Path, start: Any) -> None:
     strategy = Petridish(
         tmp_path / "gallery",
