@@ -17,6 +17,7 @@ from nni_petridish.selection import (
 )
 
 if TYPE_CHECKING:
+    from nni_petridish.export import SavedModel
     from nni_petridish.final import FinalTraining
     from nni_petridish.language_final import LanguageFinalTraining
 
@@ -32,7 +33,9 @@ def add_model_commands(subparsers: Any) -> None:
     )
     train.set_defaults(command=_train)
     for command in (show, export, train):
-        command.add_argument("gallery", type=Path, metavar="GALLERY", help="a gallery's folder")
+        also = ", or a file with one model" if command is export else ""
+        help = f"a gallery's folder{also}"
+        command.add_argument("gallery", type=Path, metavar="GALLERY", help=help)
         add_selection(command)
     _add_export_options(export)
     _add_train_options(train)
@@ -106,19 +109,38 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    from nni_petridish.export import export_model, read_model
+
+    if options.gallery.is_file():  # of a final training, or exported earlier
+        if is_selected(options):
+            raise ConfigError(f"{options.gallery} is one model: there is none to choose.")
+        model = read_model(options.gallery)
+    else:
+        model = _chosen_model(options)
+    export_model(model, options.out, options.format, options.pixels)
+    measures = ("error", "test_error", "test_perplexity")
+    errors = [
+        f" ({name.replace('_', ' ')} {model.facts[name]:.4f})"
+        for name in measures
+        if name in model.facts
+    ]
+    print(f"{model.facts.get('id', 'The model')}{''.join(errors)} is in {options.out}.")
+    return 0
+
+
+def _chosen_model(options: argparse.Namespace) -> SavedModel:
+    """Return the model of a gallery that is meant, with what its images are normalised by."""
     from dataclasses import replace
 
     from nni_petridish.config import SearchConfig
-    from nni_petridish.export import export_model, from_gallery, measure_normalisation
+    from nni_petridish.export import from_gallery, measure_normalisation
 
     gallery, search = open_search(options.gallery)
     model = from_gallery(options.gallery, selected(search, options).id)
-    if (gallery.folder / "config.json").exists():
-        known = measure_normalisation(SearchConfig.of_gallery(gallery))
-        model = replace(model, facts={**model.facts, "normalisation": known})
-    export_model(model, options.out, options.format, options.pixels)
-    print(f"{model.facts['id']} (error {model.facts['error']:.4f}) is in {options.out}.")
-    return 0
+    if not (gallery.folder / "config.json").exists():
+        return model
+    known = measure_normalisation(SearchConfig.of_gallery(gallery))
+    return replace(model, facts={**model.facts, "normalisation": known})
 
 
 def _train(options: argparse.Namespace) -> int:

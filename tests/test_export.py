@@ -53,6 +53,25 @@ def test_a_file_holds_all_that_is_needed(gallery: Gallery, tmp_path: Path) -> No
     assert net.facts["normalisation"]["mean"] == pytest.approx(data.train.mean.tolist())
 
 
+def test_a_file_is_exported_like_a_gallery(
+    gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = from_gallery(gallery.folder, "g00001")
+    facts = {"id": "g00001", "test_error": 0.125, "normalisation": {"mean": [4.0], "std": [2.0]}}
+    write_model(SavedModel(model.space, model.genotype, model.weights, facts), tmp_path / "final")
+    arguments = ["export", str(tmp_path / "final"), "--out", str(tmp_path / "copy")]
+    assert main(arguments) == 0
+    assert "g00001 (test error 0.1250) is in" in capsys.readouterr().out
+    copy, images = nni_petridish.load_model(tmp_path / "copy"), torch.randn(3, 1, 8, 8)
+    assert copy.facts == facts
+    assert torch.equal(outputs(copy, images), outputs(model.build(), images))
+    assert main([*arguments, "--best"]) == 2
+    assert "is one model" in capsys.readouterr().err
+    (tmp_path / "final").write_text("nothing")
+    assert main(["export", str(tmp_path / "final"), "--out", str(tmp_path / "other")]) == 2
+    assert not (tmp_path / "other").exists()
+
+
 def test_recurrent_models_load_too(tmp_path: Path) -> None:
     model = from_gallery(recurrent_gallery(tmp_path).folder)
     write_model(model, tmp_path / "model.safetensors")
