@@ -12,6 +12,7 @@ import yaml
 from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
 from nni_petridish.data import _SOURCES
+from nni_petridish.language_recipe import LanguageRecipe
 from nni_petridish.plan import Plan
 from nni_petridish.recipe import Recipe
 from tests.test_data import write_cifar
@@ -63,3 +64,36 @@ def test_a_search_by_the_papers_config_runs(tmp_path: Path, mode: str) -> None:
     (tmp_path / "c.yml").write_text(yaml.safe_dump(document))
     assert main(["search", str(tmp_path / "c.yml")]) == 0
     assert main(["show", str(tmp_path / "gallery"), "--near", "60M"]) == 0
+
+
+def test_the_config_for_penn_treebank_is_the_papers_and_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its numbers first; then its own recipe with a narrow cell, few words and epochs."""
+    (tmp_path / "configs").mkdir()
+    shutil.copy(ROOT / "configs" / "ptb.yml", tmp_path / "configs" / "c.yml")
+    (tmp_path / "data" / "ptb").mkdir(parents=True)
+    for part in ("train", "valid", "test"):
+        words = " ".join(f"w{i * i % 23}" for i in range(700))
+        (tmp_path / "data" / "ptb" / f"ptb.{part}.txt").write_text(words)
+    config = SearchConfig.from_yaml(tmp_path / "configs" / "c.yml")
+    assert (config.space["embedding"], config.space["max_nodes"]) == (850, 8)
+    plan = config.plan
+    assert (plan.seed_epochs, plan.weak_epochs, plan.final_epochs) == (25, 25, 25)
+    assert config.settings.i_max == 1
+    assert config.recipe == LanguageRecipe()  # DARTS's, and batches of 64
+
+    document = yaml.safe_load((tmp_path / "configs" / "c.yml").read_text())
+    document["searchSpace"]["embedding"] = 6
+    arguments = document["tuner"]["classArgs"]
+    arguments |= {"seed_epochs": 1, "weak_epochs": 1, "final_epochs": 1, "gallery": "gallery"}
+    arguments["limits"] = {"max_models": 3, "max_growths": 7}
+    (tmp_path / "configs" / "c.yml").write_text(yaml.safe_dump(document))
+    assert main(["search", str(tmp_path / "configs" / "c.yml")]) == 0
+    capsys.readouterr()
+    assert main(["show", str(tmp_path / "gallery"), "g00002"]) == 0
+    _, _, growths, _, multiply_adds, *_ = capsys.readouterr().out.splitlines()[-1].split()
+    # [x, h] W0, a W of each node, and the decoder over the words of the text and <eos>
+    words = len({i * i % 23 for i in range(700)}) + 1
+    expected = 12 * 12 + (int(growths) + 1) * 6 * 12 + words * 6
+    assert int(multiply_adds.replace(",", "")) == expected
