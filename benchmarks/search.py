@@ -10,6 +10,7 @@ worst for a hull, models that all lie on it.
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import platform
 import random
@@ -108,6 +109,8 @@ def main() -> None:
                 f" {size:12.0f}",
                 flush=True,
             )
+            del search, events
+            gc.collect()  # not in the next one's time
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 pytest.importorskip("nni")
 
 import nni
+from nni.experiment.config import RemoteConfig, RemoteMachineConfig
 from nni.mutable import SampleValidationError
 from nni.nas.evaluator import FunctionalEvaluator
 from nni.nas.execution import ExecutionEngine
@@ -37,7 +39,7 @@ from nni_petridish.evaluator_task import EvaluatorTask, Metric
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import Plan, Watcher, run_growth
 from nni_petridish.growth_evaluator import GrowthEvaluator
-from nni_petridish.nni_engine import Roll
+from nni_petridish.nni_engine import Roll, engine_concurrency, engine_machines
 from nni_petridish.nni_space import growable_space, model_space
 from nni_petridish.recipe import Recipe
 from nni_petridish.recipe_evaluator import RecipeEvaluator
@@ -513,6 +515,21 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_the_machines_of_the_training_service_share_the_trials(machines: int) -> None:
+    config = NasExperimentConfig("ts", "simplified", training_service_platform="local")
+    config.search_space, config.trial_concurrency = {}, 4
+    if machines > 1:
+        hosts = [f"127.0.0.{i}" for i in range(1, machines + 1)]
+        config.training_service = RemoteConfig(
+            machine_list=[RemoteMachineConfig(host=host, user="a", password="b") for host in hosts]
+        )
+        config.nni_manager_ip = "127.0.0.1"
+    engine = SimpleNamespace(nodejs_binding=SimpleNamespace(config=config))
+    assert engine_concurrency(engine) == 4
+    assert engine_machines(engine) == machines
 
 
 SERVICE = """
