@@ -270,5 +270,7 @@ def _check_finite(tables: dict[str, AlphaTable]) -> None:
 def _genotype_of(net: Any) -> Genotype:
     genotype = getattr(net, "genotype", None)
     if not isinstance(genotype, Genotype):
-        raise GrowthError(f"{type(net).__name__} cannot grow: it has no genotype.")
+        inner = getattr(getattr(net, "module", None), "genotype", None)
+        hint = ": grow its .module, then wrap that anew" if isinstance(inner, Genotype) else ""
+        raise GrowthError(f"{type(net).__name__} cannot grow: it has no genotype{hint}.")
     return genotype
