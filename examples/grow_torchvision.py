@@ -2,7 +2,7 @@
 
 ``python examples/grow_torchvision.py`` trains a small MobileNetV2 on scikit-learn's digits, then
 goes on from there in two ways: it grows the network once, and it trains the network as it is for
-the same processor time. ``--data fashion_mnist --root FOLDER --limit 6000`` takes another data set.
+the same processor time. ``--data fashion_mnist --root FOLDER --limit 3000`` takes another data set.
 Validation selects the epoch of each way; the test set is looked at once, at the end.
 """
 
@@ -38,10 +38,13 @@ SITES = ["features.1", "features.2", "features.3"]  # the last layer, 1280 wide,
 BATCH = 32
 
 
-def small_mobilenet(channels: int) -> nn.Module:
+def small_mobilenet(image_shape: tuple[int, int, int], width: float) -> nn.Module:
     """Torchvision's MobileNetV2 with three blocks, for small images."""
-    net = MobileNetV2(10, inverted_residual_setting=[[1, 16, 1, 1], [4, 24, 1, 2], [4, 32, 1, 2]])
-    net.features[0][0] = nn.Conv2d(channels, 32, 3, padding=1, bias=False)
+    channels, size, _ = image_shape
+    blocks = [[1, 16, 1, 1], [4, 24, 1, 2], [4, 32, 1, 2]]
+    net = MobileNetV2(10, width, inverted_residual_setting=blocks)
+    filters, stride = net.features[0][0].out_channels, 1 if size < 16 else 2
+    net.features[0][0] = nn.Conv2d(channels, filters, 3, stride, 1, bias=False)
     return net.to(memory_format=torch.channels_last)
 
 
@@ -92,9 +95,11 @@ def train(
 
 def compare(options: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
     """Train a parent, then go on in both ways; return what is known of all three."""
-    data = load_data(options.data, options.root, limit=options.limit, seed=seed)
+    data = load_data(
+        options.data, options.root, limit=options.limit, validation=options.validation, seed=seed
+    )
     torch.manual_seed(seed)
-    parent = small_mobilenet(data.image_shape[0])
+    parent = small_mobilenet(data.image_shape, options.width)
     first = train(parent, data, options.epochs, options.lr, seed)
 
     grown = make_growable(copy.deepcopy(parent), torch.zeros(1, *data.image_shape), sites=SITES)
@@ -132,6 +137,8 @@ def main() -> None:
     parser.add_argument("--data", default="digits")
     parser.add_argument("--root", default=None, help="folder of the data set")
     parser.add_argument("--limit", type=int, default=None, help="training images to use")
+    parser.add_argument("--validation", type=int, default=None, help="validation images to use")
+    parser.add_argument("--width", type=float, default=0.25, help="of the network: width_mult")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=12, help="of the parent")
     parser.add_argument("--weak-epochs", type=int, default=4)

@@ -6,14 +6,17 @@ import gc
 import importlib
 import json
 import pickle
+import re
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchvision.models import mobilenet_v2, resnet18, squeezenet1_1
 
 from nni_petridish import (
@@ -553,6 +556,29 @@ def test_a_malformed_genotype_is_one_line(changes: dict, message: str) -> None:
         Genotype.from_json(json.dumps(document(**changes)))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_example_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "any-model.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code is not None
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {}
+    exec(code[1].replace('weights="DEFAULT"', "").replace("224, 224", "64, 64"), scope)
+    x = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(predict(scope["again"], x), predict(scope["net"], x))
+
+
+def test_checkpointing_a_part_says_why_it_cannot_work() -> None:
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), Checkpointed(nn.Conv2d(4, 4, 1)), nn.ReLU())
+    make_growable(net, images(1), sources={"1.0": ["0"]}, ops=["identity"])
+    attach_candidates(net)
+    with pytest.raises(GrowthError, match=r"'1\.0' needs the output of '0'"):
+        net(images()).sum().backward()
 
 
 @pytest.mark.parametrize(
