@@ -100,6 +100,20 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"tables": {"merge": MERGE}},
         "CP-end: final.merge changes nothing: tuner.classArgs.ablations.final is not given",
     ),
+    "macro": (
+        {
+            "final": {"cells_per_stage": 3},
+            "tables": {
+                "mode": {
+                    "variants": {
+                        "cell": {},
+                        "macro": {"searchSpace.mode": "macro", "searchSpace.cells_per_stage": 2},
+                    }
+                }
+            },
+        },
+        "final.cells_per_stage must be a multiple of 2, the search's, in macro mode but got 3",
+    ),
     "repeats": ({"repeats": 0}, "ablations.repeats must be at least 1 but got 0"),
     "final": ({"final": {"epoch": 1}}, "ablations.final.epoch is not a known key"),
     "filters twice": (

@@ -30,7 +30,7 @@ class Final:
     Parameters
     ----------
     cells_per_stage
-        N; in macro mode the architecture says how many cells there are, and this is ignored.
+        N; after a macro-search a multiple of the search's, whose cells are repeated.
     filters
         F.
     max_multiply_adds

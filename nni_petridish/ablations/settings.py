@@ -17,6 +17,7 @@ from nni_petridish.ablations.section import JUDGEMENT, PLACE, Changes, Final, Se
 from nni_petridish.checks import mapping, prefix, put, resolve
 from nni_petridish.config import SearchConfig, read_experiment
 from nni_petridish.errors import ConfigError, GalleryError
+from search_spaces.vision import VisionSpace
 
 SEARCHES, RESULTS = "searches", "results"
 _FIXED = ("seed", "gallery", "tuning", "ablations")
@@ -199,11 +200,23 @@ class Ablations:
         config = SearchConfig.from_parts(space, arguments, self.base, self.experiment)
         final = Final.read(judged["final"]) if judged.get("final") is not None else None
         if final is not None:
-            if config.space["space"] != "vision":
-                raise ConfigError(f"final is for vision but the space is {config.space['space']}.")
-            with prefix("final.recipe."):
-                replace(config.recipe, **final.recipe)
+            _check_final(config, final)
         return config, judged["max_multiply_adds"], final
+
+
+def _check_final(config: SearchConfig, final: Final) -> None:
+    """Raise if what the search may find cannot be trained like that in the end."""
+    space = config.space
+    if space["space"] != "vision":
+        raise ConfigError(f"final is for vision but the space is {space['space']}.")
+    searched = space.get("cells_per_stage", VisionSpace.cells_per_stage)
+    if space.get("mode") == "macro" and final.cells_per_stage % searched:
+        raise ConfigError(
+            f"final.cells_per_stage must be a multiple of {searched}, the search's, in macro mode"
+            f" but got {final.cells_per_stage!r}."
+        )
+    with prefix("final.recipe."):
+        replace(config.recipe, **final.recipe)
 
 
 def _name(changes: Changes) -> str:

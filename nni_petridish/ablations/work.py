@@ -170,13 +170,11 @@ def carry_out(run: Run, stop: Callable[[], bool]) -> dict[str, Any] | None:
 def _train(run: Run, final: Final, id: str, stop: Callable[[], bool]) -> dict[str, Any]:
     from nni_petridish.final_setup import final_training
 
-    gallery, space = run.config.gallery, run.config.space
-    macro = space.get("mode") == "macro"
+    gallery = run.config.gallery
     training = final_training(
         gallery,
         id,
-        # The cells of a macro-search are all different: there are as many as were searched.
-        cells_per_stage=space.get("cells_per_stage", 3) if macro else final.cells_per_stage,
+        cells_per_stage=final.cells_per_stage,
         filters=final.filters,
         epochs=final.epochs,
         seed=run.seed,
