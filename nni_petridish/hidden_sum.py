@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from nni_petridish import native
 from nni_petridish.kernels import fast_kernels_apply
+from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import (
     channel_moments,
     image_view,
@@ -30,6 +32,7 @@ from nni_petridish.moments import (
     update_running_statistics,
     widened,
 )
+from nni_petridish.native import native_applies
 
 
 class SharedInput:
@@ -59,7 +62,7 @@ class EndsInNorm(HasLastNorm):
     """An op that can be computed without the batch norm at its end."""
 
     @abstractmethod
-    def before_norm(self, z: SharedInput) -> Tensor:
+    def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return what that batch norm normalises."""
 
 
@@ -69,17 +72,25 @@ class Unnormalized(NamedTuple):
     value: Tensor
     norm: nn.BatchNorm2d
     moments: tuple[Tensor, Tensor]
+    late: LateGradient | None = None
 
     @classmethod
     def of(cls, op: EndsInNorm, z: SharedInput) -> Unnormalized:
         """Return op(z) without its batch norm."""
-        return cls.from_value(op.before_norm(z), op)
+        value, moments, late = op.before_norm(z)
+        return cls.from_value(value, op, moments, late)
 
     @classmethod
-    def from_value(cls, value: Tensor, op: HasLastNorm) -> Unnormalized:
+    def from_value(
+        cls,
+        value: Tensor,
+        op: HasLastNorm,
+        moments: tuple[Tensor, Tensor] | None = None,
+        late: LateGradient | None = None,
+    ) -> Unnormalized:
         """Take a value as what the op's batch norm normalises."""
         # Now, not with those of the other candidates: the value is still in the cache.
-        return cls(value, op.last_norm(), row_moments(value.detach()))
+        return cls(value, op.last_norm(), moments or row_moments(value.detach()), late)
 
 
 def can_hide_norms(ops: Iterable[nn.Module], z: Iterable[Tensor]) -> bool:
@@ -100,9 +111,11 @@ class _AddHiddenSum(torch.autograd.Function):
         alpha: Tensor,
         mean: Tensor | None,
         inv_std: Tensor | None,
+        late: Sequence[LateGradient | None],
         *candidates: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(alpha, mean, inv_std, *candidates)
+        ctx.late = late
         return x_k.view_as(x_k)
 
     @staticmethod
@@ -110,13 +123,15 @@ class _AddHiddenSum(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
         alpha, mean, inv_std, *candidates = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[4:]
+        wanted = ctx.needs_input_grad[5:]
         if mean is None:
             products, grad_u = _gradients(g, alpha, candidates, wanted)
         else:
-            products, grad_u = _normalized_gradients(g, alpha, mean, inv_std, candidates, wanted)
+            g = g.contiguous(memory_format=torch.channels_last)
+            gradients = _native_gradients if native_applies(g) else _normalized_gradients
+            products, grad_u = gradients(g, alpha, mean, inv_std, candidates, wanted, ctx.late)
         grad_alpha = products.to(alpha.dtype) if ctx.needs_input_grad[1] else None
-        return g, grad_alpha, None, None, *grad_u
+        return g, grad_alpha, None, None, None, *grad_u
 
 
 def add_hidden_sum(
@@ -136,7 +151,8 @@ def add_hidden_sum(
     values = [c.value if isinstance(c, Unnormalized) else c for c in candidates]
     unnormalized = [c for c in candidates if isinstance(c, Unnormalized)]
     mean, inv_std = _observed_moments(unnormalized) if unnormalized else (None, None)
-    result: Tensor = _AddHiddenSum.apply(x_k, alpha, mean, inv_std, *values)
+    late = [c.late for c in unnormalized]
+    result: Tensor = _AddHiddenSum.apply(x_k, alpha, mean, inv_std, late, *values)
     return result
 
 
@@ -165,8 +181,9 @@ def _normalized_gradients(
     inv_std: Tensor,
     candidates: Sequence[Tensor],
     wanted: Sequence[bool],
+    late: Sequence[LateGradient | None],
 ) -> tuple[Tensor, list[Tensor | None]]:
-    g = pixel_rows(g.contiguous(memory_format=torch.channels_last))
+    g = pixel_rows(g)
     rows = [pixel_rows(u) for u in candidates]
     channels = mean.shape[1]
     per_row, count = g.shape[1] // channels, g.numel() // channels
@@ -186,6 +203,33 @@ def _normalized_gradients(
             coefficients, rows, candidates, wanted, strict=True
         )
     ]
+    return products.sum(1), grad_u
+
+
+def _native_gradients(
+    g: Tensor,
+    alpha: Tensor,
+    mean: Tensor,
+    inv_std: Tensor,
+    candidates: Sequence[Tensor],
+    wanted: Sequence[bool],
+    late: Sequence[LateGradient | None],
+) -> tuple[Tensor, list[Tensor | None]]:
+    found = [native.correlations(g, u, mu) for u, mu in zip(candidates, mean, strict=True)]
+    sums, products = (torch.stack(vectors) for vectors in zip(*found, strict=True))
+    products *= inv_std
+    vectors = input_gradient_coefficients(
+        alpha[:, None] * inv_std, mean, inv_std, products, sums, g.numel() // g.shape[1]
+    )
+    grad_u: list[Tensor | None] = []
+    rows = vectors.to(g.dtype).unbind(1)
+    for row, u, want, place in zip(rows, candidates, wanted, late, strict=True):
+        combination = native.Combination(*row.unbind())
+        if place is not None:
+            place.leave(combination)
+            grad_u.append(g)
+        else:
+            grad_u.append(native.combine(g, u, combination) if want else None)
     return products.sum(1), grad_u
 
 

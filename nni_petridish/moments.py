@@ -15,6 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from nni_petridish import native
+from nni_petridish.native import native_applies
+
 ROW_LENGTH = 256
 """Rows of this many numbers are long enough for vector units and short enough for the L1 cache."""
 
@@ -35,7 +38,9 @@ def image_view(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance of each column of `pixel_rows`."""
+    """Return mean and biased variance of each column of `pixel_rows`, or of each channel."""
+    if native_applies(x):
+        return native.moments(x)
     rows = pixel_rows(x)
     if rows.device.type == "cpu":
         mean, variance = torch.batch_norm_update_stats(rows, None, None, 0.0)
@@ -61,6 +66,9 @@ def channel_moments(
     tuple of Tensor
         Both of shape ``(len(moments), channels)``.
     """
+    if len({mean.numel() for mean, _ in moments}) > 1:  # columns of rows, or channels already
+        folded = [channel_moments([pair], channels) for pair in moments]
+        return torch.cat([mean for mean, _ in folded]), torch.cat([v for _, v in folded])
     shape = (len(moments), -1, channels)
     means = torch.stack([mean for mean, _ in moments]).view(shape)
     variances = torch.stack([variance for _, variance in moments]).view(shape)
@@ -88,6 +96,24 @@ def update_running_statistics(
     torch._foreach_lerp_([_buffer(n.running_mean) for n in norms], list(mean), momentum)
     torch._foreach_lerp_([_buffer(n.running_var) for n in norms], list(unbiased), momentum)
     torch._foreach_add_([_buffer(n.num_batches_tracked) for n in norms], 1)
+
+
+def has_batch_statistics(norm: nn.Module) -> bool:
+    """Return whether it is a norm by the moments of its batch, with a plain running average."""
+    return (
+        type(norm) is nn.BatchNorm2d  # and not what is synchronised between processes
+        and norm.training
+        and norm.track_running_stats
+        and norm.momentum is not None
+    )
+
+
+def norm_as_affine(
+    gamma: Tensor, beta: Tensor, mean: Tensor, inv_std: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return scale and shift such that γ·x̂ + β = scale·x + shift."""
+    scale = gamma * inv_std
+    return scale, torch.addcmul(beta, scale, mean, value=-1)
 
 
 def widened(vectors: Tensor, per_row: int) -> Tensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,32 +23,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nni_petridish.kernels import fast_kernels_apply
+from nni_petridish.native import Geometry
 
 FAST_COLUMNS = 3
 """oneDNN's fast weight gradient takes kernels of at most this many columns."""
-
-
-class _Geometry(NamedTuple):
-    """Of a conv with a square kernel and "same" padding."""
-
-    kernel: int
-    stride: int
-    dilation: int
-
-    @property
-    def padding(self) -> int:
-        return self.dilation * (self.kernel - 1) // 2
-
-    @property
-    def undilated(self) -> _Geometry:
-        return _Geometry(self.kernel, 1, 1)
 
 
 class _DepthwiseConv(torch.autograd.Function):
     """A depthwise conv of stride 1, or of stride equal to its dilation."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, geometry: _Geometry) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.geometry = geometry
         return _conv(x, weight, geometry)
@@ -59,9 +44,9 @@ class _DepthwiseConv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         g = grads[0].contiguous(memory_format=torch.channels_last)
         want_x, want_weight = ctx.needs_input_grad[:2]
-        geometry: _Geometry = ctx.geometry
+        geometry: Geometry = ctx.geometry
         if geometry.stride > 1:
-            image, x, geometry = x, _first_phase(x, geometry.stride), geometry.undilated
+            image, x, geometry = x, _first_phase(x, geometry.stride), _undilated(geometry)
         dx = _conv(g, weight.flip(2, 3), geometry) if want_x else None
         if dx is not None and ctx.geometry.stride > 1:
             stride = ctx.geometry.stride
@@ -85,7 +70,7 @@ class DepthwiseConv2d(nn.Conv2d):
     """
 
     def __init__(self, channels: int, kernel: int, stride: int = 1, dilation: int = 1) -> None:
-        self.geometry = _Geometry(kernel, stride, dilation)
+        self.geometry = Geometry(kernel, stride, dilation)
         super().__init__(
             channels,
             channels,
@@ -109,12 +94,16 @@ class DepthwiseConv2d(nn.Conv2d):
         return result
 
 
-def _conv(x: Tensor, weight: Tensor, geometry: _Geometry) -> Tensor:
+def _undilated(geometry: Geometry) -> Geometry:
+    return Geometry(geometry.kernel, 1, 1)
+
+
+def _conv(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     _, stride, dilation = geometry
     return F.conv2d(x, weight, None, stride, geometry.padding, dilation, groups=x.shape[1])
 
 
-def _weight_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: _Geometry) -> Tensor:
+def _weight_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Return the weight gradient of a conv of stride 1."""
     kernel, _, period = geometry
     if kernel <= FAST_COLUMNS and period == 1 and x.shape[2] >= kernel:

@@ -19,8 +19,11 @@ from nni_petridish.errors import GenotypeError
 from nni_petridish.genotype import VISION_OPS
 from nni_petridish.hidden_sum import EndsInNorm, SharedInput
 from nni_petridish.kernels import fast_kernels_apply
+from nni_petridish.late_gradient import BeforeNorm
+from nni_petridish.normalize import normalize
 from search_spaces.depthwise import DepthwiseConv2d
 from search_spaces.pooling import AvgPool3x3, MaxPool3x3
+from search_spaces.separable import UnitModules, can_fuse, separable_convs
 
 
 class SeparableConvs(nn.Sequential, EndsInNorm):
@@ -59,16 +62,26 @@ class SeparableConvs(nn.Sequential, EndsInNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised output."""
-        return self.last_norm()(self.before_norm(SharedInput(x)))
+        return normalize(self.before_norm(SharedInput(x)), self.last_norm())
 
-    def before_norm(self, z: SharedInput) -> Tensor:
+    def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the output of the last pointwise conv."""
-        x = self[2](self[1](z.rectified))
-        for i in range(4, len(self), 4):
+        units = self._units()
+        if self.training and can_fuse(units, z.value):
+            return separable_convs(z.value, units)
+        x = z.rectified
+        for norm, depthwise, pointwise in units:
             # In place: the gradient of a batch norm does not need its output.
-            x = F.relu(self[i - 1](x), inplace=self.training)
-            x = self[i + 2](self[i + 1](x))
-        return x
+            rectified = x if norm is None else F.relu(norm(x), inplace=self.training)
+            x = pointwise(depthwise(rectified))
+        return BeforeNorm(x)
+
+    def _units(self) -> list[UnitModules]:
+        """Return the norm before each ReLU, and what follows it."""
+        layers = cast(Any, [None, *self])
+        return [
+            UnitModules(layers[i], layers[i + 2], layers[i + 3]) for i in range(0, len(self), 4)
+        ]
 
 
 def sep_conv(channels: int, kernel: int, stride: int, affine: bool) -> SeparableConvs:
@@ -92,9 +105,9 @@ class Pool(nn.Sequential, EndsInNorm):
         """Return the batch norm at the end."""
         return cast(nn.BatchNorm2d, self[1])
 
-    def before_norm(self, z: SharedInput) -> Tensor:
+    def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return what the pooling returns."""
-        return cast(Tensor, self[0](z.value))
+        return BeforeNorm(self[0](z.value))
 
 
 class Identity(nn.BatchNorm2d, EndsInNorm):
@@ -104,9 +117,9 @@ class Identity(nn.BatchNorm2d, EndsInNorm):
         """Return the batch norm, which is all there is."""
         return self
 
-    def before_norm(self, z: SharedInput) -> Tensor:
+    def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the input."""
-        return z.value
+        return BeforeNorm(z.value)
 
 
 class _EvenAndOddPixels(torch.autograd.Function):
@@ -151,13 +164,13 @@ class FactorizedReduce(nn.Module, EndsInNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x at half the resolution."""
-        return self.norm(self.before_norm(SharedInput(x)))
+        return normalize(self.before_norm(SharedInput(x)), self.norm)
 
     def last_norm(self) -> nn.BatchNorm2d:
         """Return the batch norm at the end."""
         return self.norm
 
-    def before_norm(self, z: SharedInput) -> Tensor:
+    def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the two convs, concatenated."""
         # The pixels are picked, not strided over by the convs: the weight gradient of a strided 1x1
         # conv in channels_last corrupts memory at few channels in torch 2.15 on the CPU.
@@ -166,7 +179,7 @@ class FactorizedReduce(nn.Module, EndsInNorm):
             even, odd = _EvenAndOddPixels.apply(x)
         else:
             even, odd = _even_and_odd_pixels(x)
-        return torch.cat([self.even(even), self.odd(odd)], dim=1)
+        return BeforeNorm(torch.cat([self.even(even), self.odd(odd)], dim=1))
 
 
 def project(c_in: int, c_out: int) -> nn.Sequential:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nni_petridish import attach_candidates, finalize_candidates
+from nni_petridish import attach_candidates, finalize_candidates, native
 from nni_petridish.genotype import VISION_OPS
 from nni_petridish.hidden_sum import SharedInput, Unnormalized, add_hidden_sum, can_hide_norms
 from nni_petridish.kernels import fast_kernels_apply, plain_ops
@@ -32,6 +32,13 @@ GEOMETRIES = [
     (5, 2, 1),
 ]
 SIZES = [(1, 1), (1, 4), (2, 3), (5, 8), (8, 7), (9, 9)]
+
+
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test twice: the second time as where there is no C compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "_library", lambda dtype: None)
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float64, mean: float = 0.0) -> Tensor:
@@ -88,6 +95,7 @@ def test_depthwise_conv_passes_gradcheck(kernel: int, stride: int, dilation: int
     assert torch.autograd.gradcheck(run, (x, conv.weight))
 
 
+@pytest.mark.usefixtures("kernels")
 def test_moments_are_those_of_each_channel_even_far_from_zero() -> None:
     torch.manual_seed(0)
     values = [images(4, 16, 8, 8, dtype=torch.float32, mean=m) for m in (0.0, 100.0)]
@@ -118,6 +126,7 @@ def test_pooling_equals_the_plain_one(size: tuple[int, int], stride: int) -> Non
         torch.testing.assert_close(found, pool(x))  # without a gradient to come, the other path
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("layout", [CHANNELS_LAST, torch.contiguous_format])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("name", VISION_OPS)
@@ -154,6 +163,7 @@ def hidden_sum_gradients(ops: nn.ModuleList, z: Tensor, x_k: Tensor, alpha: Tens
     return found | {name: p.grad for name, p in ops.named_parameters()}
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("size", [8, 7])
 def test_hiding_norms_changes_no_gradient_and_no_statistic(stride: int, size: int) -> None:
@@ -171,6 +181,7 @@ def test_hiding_norms_changes_no_gradient_and_no_statistic(stride: int, size: in
         torch.testing.assert_close(found[name], value, rtol=1e-7, atol=1e-9, msg=name)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("mode", ["cell", "macro"])
 def test_a_step_of_weak_learning_equals_its_plain_form(mode: str) -> None:
     net, x, labels = grown_network(small_space(mode, stages=3, size=9), 1)
@@ -197,6 +208,7 @@ def test_fast_kernels_keep_out_of_autocast_and_other_precisions_and_layouts() ->
     assert fast_kernels_apply(x)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_weak_learning_works_under_autocast_and_in_both_layouts() -> None:
     net, x, labels = grown_network(small_space(stages=2), 1)
     attach_candidates(net)

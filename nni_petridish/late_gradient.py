@@ -1,0 +1,43 @@
+"""The gradient of a batch norm, left to what comes before it.
+
+With y the input of a batch norm, ∇_y L = of_g·g + of_y·y + constant where g is the gradient of the
+norm's output and the vectors of coefficients follow from a few sums. To write that out is a pass
+over memory for the norm, and one more for the conv before it that reads it. So the norm can hand
+back g itself as its gradient, with the coefficients beside it in a `LateGradient`; the conv, which
+made the `LateGradient` and is the only one to see that gradient, does the rest on the way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nni_petridish.native import Combination
+
+
+class LateGradient:
+    """What a norm leaves to be done to its gradient."""
+
+    def __init__(self) -> None:
+        self._combination: Combination | None = None
+
+    def leave(self, combination: Combination) -> None:
+        """Say that the gradient is this combination of what is handed back and y."""
+        self._combination = combination
+
+    def take(self, g: Tensor) -> Combination:
+        """Return what was left to do, once: by itself, a gradient is what it is."""
+        found, self._combination = self._combination, None
+        return found or Combination(torch.ones(g.shape[1], dtype=g.dtype), None, None)
+
+
+class BeforeNorm(NamedTuple):
+    """The input of a batch norm."""
+
+    value: Tensor
+    moments: tuple[Tensor, Tensor] | None = None
+    """Mean and biased variance of its channels, if they are known."""
+    late: LateGradient | None = None
+    """Where the norm may leave its gradient, if it may."""

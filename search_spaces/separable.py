@@ -1,0 +1,145 @@
+"""Separable convs in training, on the CPU: each unit in one pass over its images.
+
+A unit is ReLU, depthwise conv and pointwise conv, with the batch norm before them if there is one.
+Only its input x and output y are kept; what is between them is computed again in the backward
+pass, image by image, while it is in the cache. With x̂ = (x − μ)/σ, the norm gives γ·x̂ + β; b is
+the gradient of that, and
+
+    dβ = Σ b,    dγ = Σ b·x̂,    dx = γ/σ · (b − mean(b) − x̂ · mean(b·x̂)).
+
+The last is a combination of b and x. The unit before, whose output x is, computes it on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from nni_petridish.late_gradient import BeforeNorm, LateGradient
+from nni_petridish.moments import (
+    has_batch_statistics,
+    input_gradient_coefficients,
+    norm_as_affine,
+    update_running_statistics,
+)
+from nni_petridish.native import Combination, Unit, native_applies
+from search_spaces.depthwise import DepthwiseConv2d
+
+
+class UnitModules(NamedTuple):
+    """The modules of a unit; its ReLU has none."""
+
+    norm: nn.BatchNorm2d | None
+    depthwise: DepthwiseConv2d
+    pointwise: nn.Conv2d
+
+
+def can_fuse(units: Sequence[UnitModules], x: Tensor) -> bool:
+    """Return whether `separable_convs` can take these modules, and x."""
+    stride = units[0].depthwise.geometry.stride
+    if x.ndim != 4 or (x.shape[0] == 1 and max(x.shape[2:]) <= stride):
+        return False  # one value per channel: the plain norm refuses that
+    return native_applies(x) and all(_can_fuse(unit, x) for unit in units)
+
+
+def _can_fuse(unit: UnitModules, x: Tensor) -> bool:
+    norm, depthwise, pointwise = unit
+    return (
+        depthwise.training
+        and depthwise.geometry.is_native
+        and depthwise.in_channels == x.shape[1]
+        and pointwise.weight.shape == (x.shape[1], x.shape[1], 1, 1)
+        and {x.dtype} == {weight.dtype for weight in (depthwise.weight, pointwise.weight)}
+        and (norm is None or (has_batch_statistics(norm) and norm.affine))
+    )
+
+
+def separable_convs(x: Tensor, units: Sequence[UnitModules]) -> BeforeNorm:
+    """Return what the units, of which the first has no norm, make of x."""
+    late = LateGradient()
+    parameters = [
+        parameter
+        for norm, depthwise, pointwise in units
+        for parameter in (
+            depthwise.weight,
+            pointwise.weight,
+            None if norm is None else norm.weight,
+            None if norm is None else norm.bias,
+        )
+    ]
+    y, mean, variance = _SeparableConvs.apply(x, units, late, *parameters)
+    return BeforeNorm(y, (mean, variance), late)
+
+
+class _SeparableConvs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        units: Sequence[UnitModules],
+        late: LateGradient,
+        *parameters: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        values, statistics = [x], []
+        mean = variance = x.new_empty(0)
+        for i, (norm, depthwise, _) in enumerate(units):
+            inv_std = None
+            if norm is not None:
+                count = values[i].numel() // values[i].shape[1]
+                update_running_statistics([norm], mean[None], variance[None], count)
+                inv_std = torch.rsqrt(variance + norm.eps)
+            statistics += [mean, inv_std]
+            unit = _unit(depthwise, parameters[4 * i : 4 * i + 4], mean, inv_std)
+            y, mean, variance = unit.forward(values[i])
+            values.append(y)
+        ctx.save_for_backward(*values, *statistics, *parameters)
+        ctx.convs, ctx.late = [unit.depthwise for unit in units], late
+        ctx.mark_non_differentiable(mean, variance)
+        return y, mean, variance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        n = len(ctx.convs)
+        values, rest = ctx.saved_tensors[: n + 1], ctx.saved_tensors[n + 1 :]
+        statistics, parameters = rest[: 2 * n], rest[2 * n :]
+        g: Tensor | None = grads[0].contiguous(memory_format=torch.channels_last)
+        of = ctx.late.take(g)
+        found: list[Tensor | None] = []
+        for i in reversed(range(n)):
+            x, (mean, inv_std) = values[i], statistics[2 * i : 2 * i + 2]
+            unit = _unit(ctx.convs[i], parameters[4 * i : 4 * i + 4], mean, inv_std)
+            assert g is not None
+            gradients = unit.backward(
+                g, values[i + 1], of, x, mean, want_input=i > 0 or ctx.needs_input_grad[0]
+            )
+            g, dgamma, dbeta = gradients.before_relu, None, None
+            if unit.affine is not None:
+                dgamma, dbeta = gradients.products * inv_std, gradients.totals
+                vectors = input_gradient_coefficients(
+                    unit.affine[0], mean, inv_std, dgamma, dbeta, x.numel() // x.shape[1]
+                )
+                of = Combination(*vectors.unbind())
+            found = [gradients.depthwise, gradients.pointwise, dgamma, dbeta, *found]
+        return g, None, None, *found
+
+
+def _unit(
+    conv: DepthwiseConv2d,
+    parameters: Sequence[Tensor | None],
+    mean: Tensor,
+    inv_std: Tensor | None,
+) -> Unit:
+    depthwise, pointwise, gamma, beta = parameters
+    assert depthwise is not None
+    assert pointwise is not None
+    affine = None
+    if inv_std is not None:
+        assert gamma is not None
+        assert beta is not None
+        affine = norm_as_affine(gamma, beta, mean, inv_std)
+    return Unit(conv.geometry, depthwise.contiguous(), pointwise.contiguous(), affine)
