@@ -34,7 +34,12 @@ from nni_petridish import (
 from nni_petridish.data import DataSet
 from nni_petridish.splits import Split
 
-SITES = ["features.1", "features.2", "features.3"]  # the last layer, 1280 wide, would cost most
+#: Each block reads the two layers before it. The last layer, 1280 wide, would cost most: left out.
+SOURCES = {
+    "features.1": ["features.0"],
+    "features.2": ["features.0", "features.1"],
+    "features.3": ["features.1", "features.2"],
+}
 BATCH = 32
 
 
@@ -102,7 +107,8 @@ def compare(options: argparse.Namespace, seed: int) -> dict[str, dict[str, float
     parent = small_mobilenet(data.image_shape, options.width)
     first = train(parent, data, options.epochs, options.lr, seed)
 
-    grown = make_growable(copy.deepcopy(parent), torch.zeros(1, *data.image_shape), sites=SITES)
+    example = torch.zeros(1, *data.image_shape)
+    grown = make_growable(copy.deepcopy(parent), example, sources=SOURCES)
     attach_candidates(grown, l1=options.l1)
     weak = train(grown, data, options.weak_epochs, options.lr, seed + 1000, select=False)
     genotype = finalize_candidates(grown, i_max=options.i_max)

@@ -7,6 +7,8 @@ import importlib
 import json
 import pickle
 import re
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -567,6 +569,18 @@ def test_the_example_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     exec(code[1].replace('weights="DEFAULT"', "").replace("224, 224", "64, 64"), scope)
     x = torch.randn(2, 3, 64, 64)
     torch.testing.assert_close(predict(scope["again"], x), predict(scope["net"], x))
+
+
+def test_the_example_of_torchvision_runs() -> None:
+    script = Path(__file__).parent.parent / "examples" / "grow_torchvision.py"
+    short = "--limit 64 --seeds 1 --epochs 1 --weak-epochs 1 --final-epochs 1"
+    done = subprocess.run(
+        [sys.executable, str(script), *short.split()], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[1] for row in rows[4:]] == ["parent", "trained", "grown"]
+    assert int(rows[6][4]) > int(rows[4][4])  # multiply-adds
 
 
 def test_checkpointing_a_part_says_why_it_cannot_work() -> None:
