@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.grow import candidate_parameters
+
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def count_parameters(net: nn.Module) -> int:
@@ -22,7 +25,9 @@ def count_parameters(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters() if id(p) not in left_out)
 
 
-def count_multiply_adds(net: nn.Module, image_shape: Sequence[int]) -> int:
+def count_multiply_adds(
+    net: nn.Module, image_shape: Sequence[int], dtype: torch.dtype | None = None
+) -> int:
     """Count the multiply-adds of convs and linears for one image.
 
     A conv costs ``C_in · C_out · k² · H · W / groups``; batch norm, pooling, activations and
@@ -33,25 +38,26 @@ def count_multiply_adds(net: nn.Module, image_shape: Sequence[int]) -> int:
     net
         The network; it runs once, in eval mode, and is left as it was.
     image_shape
-        (channels, height, width) of one input.
+        (channels, height, width) of one input; or whatever shape the network takes.
+    dtype
+        Of the input; that of the network's parameters by default.
     """
     total = 0
 
     def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
         nonlocal total
-        if isinstance(module, nn.Conv2d):
-            kernel_height, kernel_width = module.kernel_size
-            taps = kernel_height * kernel_width * module.in_channels // module.groups
+        if isinstance(module, _CONVS):
+            taps = math.prod(module.kernel_size) * module.in_channels // module.groups
         else:
             assert isinstance(module, nn.Linear)
             taps = module.in_features
         total += taps * output.numel()
 
-    counted = [m for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    counted = [m for m in net.modules() if isinstance(m, (*_CONVS, nn.Linear))]
     handles = [module.register_forward_hook(count) for module in counted]
     training = net.training
     parameter = next(net.parameters())
-    image = torch.zeros((1, *image_shape), device=parameter.device, dtype=parameter.dtype)
+    image = torch.zeros((1, *image_shape), device=parameter.device, dtype=dtype or parameter.dtype)
     try:
         net.eval()
         with torch.no_grad():

@@ -176,6 +176,9 @@ class EvaluatorTask:
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters)."""
+        if hasattr(self.space, "size"):
+            size: tuple[int, int] = self.space.size(net)
+            return size
         shape = getattr(self.space, "image_shape", None)
         if shape is None:
             raise ConfigError(f"multiply-adds can be counted for images only, not {self.space!r}.")

@@ -35,7 +35,11 @@ MERGES = ("concat_project", "weighted_sum")
 MODES = ("cell", "macro")
 CELL_KEYS = ("normal", "reduce")
 #: Modules whose genotypes `Genotype.from_dict` reads too; without torch, and loaded on first use.
-_OTHER_HOMES = ("nni_petridish.recurrent_genotype", "nni_petridish.model_genotype")
+_OTHER_HOMES = (
+    "nni_petridish.recurrent_genotype",
+    "nni_petridish.model_genotype",
+    "nni_petridish.choice_genotype",
+)
 
 Shortcut = tuple[str, str]
 """``(source, op)``: one candidate op_j(z_i)."""

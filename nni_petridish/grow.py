@@ -72,7 +72,7 @@ def attach_candidates(
         ``"isolated"`` (the paper's) or ``"joint"`` (its ablation: no stop-gradient, and a scalar
         that starts at 0 instead of stop-forward).
     keys
-        Which α tables to attach; all by default.
+        Which α tables to attach; by default all that have candidates left.
 
     Returns
     -------
@@ -87,8 +87,12 @@ def attach_candidates(
     _genotype_of(net)
     if has_candidates(net):
         raise GrowthError("candidates are attached already: finalize or detach them first.")
-    for key, group in _by_key(net, keys).items():
-        table = AlphaTable(_common_shortcuts(key, group), l1)
+    groups = _by_key(net, keys)
+    shortcuts = {key: _common_shortcuts(key, group) for key, group in groups.items()}
+    pools = _pools(net)
+    for key, group in groups.items():
+        competitors = sum(len(shortcuts.get(other, ())) for other in pools.get(key, [key]))
+        table = AlphaTable(shortcuts[key], l1, competitors)
         for site in group:
             _like(site, _attach(site, table, weak_learning))
     return net
@@ -111,7 +115,8 @@ def finalize_candidates(
     net
         A network with candidates attached.
     i_max
-        I_max: how many shortcuts each weak learner merges, over all (input, op) pairs.
+        I_max: how many shortcuts each weak learner merges, over all (input, op) pairs; a site may
+        have room for fewer. Of tables that compete (`Site.pool`), I_max are finalised.
     merge
         ``"concat_project"`` or ``"weighted_sum"``; by default what the network's genotype says.
     keys
@@ -130,7 +135,7 @@ def finalize_candidates(
     if not tables:
         raise GrowthError("no candidates are attached: call attach_candidates first.")
     _check_finite(tables)
-    chosen = {key: tables[key].top(i_max) for key in _known_keys(tables, keys)}
+    chosen = _choose(net, {key: tables[key] for key in _known_keys(tables, keys)}, i_max)
     additions: dict[str, Learner] = {
         key: tuple(tables[key].shortcuts[i] for i in indices) for key, indices in chosen.items()
     }
@@ -148,6 +153,11 @@ def detach_candidates(net: Net) -> Net:
     for site in sites(net):
         site.weak_learner = None
     return net
+
+
+def can_grow(net: nn.Module) -> bool:
+    """Return whether the network has candidates left to attach."""
+    return any(site.eligible_shortcuts() for site in sites(net))
 
 
 def has_candidates(net: nn.Module) -> bool:
@@ -226,8 +236,14 @@ def _like(site: Site, new: nn.Module) -> None:
     own = next((tensor for tensor in tensors if id(tensor) not in brought), None)
     if own is not None:
         new.to(device=own.device, dtype=own.dtype)
-    new.to(memory_format=torch.channels_last)
+    lay_out(new)
     new.train(site.training)
+
+
+def lay_out(net: nn.Module) -> None:
+    """Lay out weights as channels_last, unless some have one dimension too many for that."""
+    if all(parameter.ndim < 5 for parameter in net.parameters()):
+        net.to(memory_format=torch.channels_last)
 
 
 def _tables(net: nn.Module) -> dict[str, AlphaTable]:
@@ -240,7 +256,34 @@ def _by_key(net: nn.Module, keys: Collection[str] | None) -> dict[str, list[Site
         groups.setdefault(site.key, []).append(site)
     if not groups:
         raise GrowthError(f"{type(net).__name__} cannot grow: it has no module of type Site.")
+    if keys is None:
+        left = {key: group for key, group in groups.items() if group[0].eligible_shortcuts()}
+        groups = left or groups
     return {key: groups[key] for key in _known_keys(groups, keys)}
+
+
+def _pools(net: nn.Module) -> dict[str, list[str]]:
+    """Return for every table that competes all keys of its pool, its own among them."""
+    members: dict[str, list[str]] = {}
+    pool_of = {site.key: site.pool for site in sites(net) if site.pool is not None}
+    for key, pool in pool_of.items():
+        members.setdefault(pool, []).append(key)
+    return {key: members[pool] for key, pool in pool_of.items()}
+
+
+def _choose(net: nn.Module, tables: dict[str, AlphaTable], i_max: int) -> dict[str, list[int]]:
+    """Return which candidates of which tables are kept."""
+    room = {site.key: site.room() for site in sites(net)}
+    chosen = {}
+    for key, table in tables.items():
+        most = room[key]
+        chosen[key] = table.top(i_max if most is None else min(i_max, most))
+    for pool in _pools(net).values():
+        rivals = [key for key in pool if key in chosen]
+        largest = {key: float(tables[key].alpha.detach()[chosen[key][0]].abs()) for key in rivals}
+        for key in sorted(rivals, key=lambda key: -largest[key])[i_max:]:
+            del chosen[key]
+    return chosen
 
 
 def _known_keys(known: Collection[str], keys: Collection[str] | None) -> list[str]:

@@ -18,10 +18,10 @@ from torch import nn
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
-from nni_petridish.grow import alpha_tables, attach_candidates, finalize_candidates
+from nni_petridish.grow import alpha_tables, attach_candidates, can_grow, finalize_candidates
 from nni_petridish.plan import Plan
 from nni_petridish.prediction import add_predictions
-from nni_petridish.records import Growth, Outcome
+from nni_petridish.records import FULL, Growth, Outcome
 from nni_petridish.schedules import L1Schedule
 from nni_petridish.task import Record, Task
 
@@ -110,6 +110,7 @@ class _Work:
 
     def grow(self, gallery: Gallery, parent: str) -> tuple[nn.Module, dict[str, Any]]:
         """Grow the parent by one weak learner per site (Algorithms 1 and 2)."""
+        self._randomise("weak")  # a network may be built with what its candidates start from
         net = load_network(self.task, gallery, parent)
         self._randomise("weak")
         attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
@@ -129,7 +130,9 @@ class _Work:
 
     def measure(self, net: nn.Module) -> Outcome:
         """Evaluate on the validation set and count."""
-        metrics = self.task.evaluate(net)
+        metrics: dict[str, Any] = dict(self.task.evaluate(net))
+        if not can_grow(net):
+            metrics[FULL] = True
         multiply_adds, parameters = self.task.size(net)
         return Outcome(
             id=self.growth.id,

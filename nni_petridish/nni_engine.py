@@ -9,6 +9,7 @@ from typing import Any
 
 from nni.nas.execution import SequentialExecutionEngine
 from nni.nas.execution.event import FinalMetricEvent, ModelEvent, ModelEventType, TrainingEndEvent
+from nni.nas.experiment import NasExperimentConfig
 from nni.runtime.tuner_command_channel import CommandType, TunerCommandChannel
 
 from nni_petridish.records import Growth
@@ -164,6 +165,25 @@ def is_over(engine: Any) -> bool:
     if is_sequential(engine):
         return True
     return bool(engine.nodejs_binding.get_status() != "NO_MORE_TRIAL")
+
+
+def run_in_process_by_default() -> None:
+    """Let experiments without a configuration run our strategy in this process.
+
+    NNI does so for its one-shot strategies. Who changes the strategy alone keeps an evaluator that
+    was never meant to be sent to another process.
+    """
+    default = NasExperimentConfig.default
+    if getattr(default, "knows_petridish", False):
+        return
+
+    def ours(cls: Any, model_space: Any, evaluator: Any, strategy: Any) -> Any:
+        if getattr(strategy, "in_process_by_default", False):
+            return cls(execution_engine="sequential", model_format="simplified")
+        return default(model_space, evaluator, strategy)
+
+    ours.knows_petridish = True  # type: ignore[attr-defined]
+    NasExperimentConfig.default = classmethod(ours)
 
 
 def skip_foreign_commands() -> None:

@@ -238,27 +238,33 @@ def model_space(space: Space, max_learners: int = 3, max_shortcuts: int = 3) -> 
     return GrowableModelSpace(space, max_learners=max_learners, max_shortcuts=max_shortcuts)
 
 
-def growable_space(executable: Any) -> Space:
-    """Return our space inside what NNI hands to a strategy.
+def growable_space(executable: Any, start: Mapping[str, Any] | None = None) -> Space:
+    """Return the space inside what NNI hands to a strategy: ours, or one of NNI's own making.
 
     Raises
     ------
     ConfigError
         If it is none that can grow.
     """
-    if hasattr(executable, "model_space"):  # format "raw"
-        found, space = type(executable.model_space), getattr(executable.model_space, "space", None)
-    else:  # format "simplified"
-        found = executable.model.trace_symbol
-        arguments = executable.model.trace_kwargs
-        space = arguments.get("space") or next(iter(executable.model.trace_args), None)
-    if not (isinstance(found, type) and issubclass(found, GrowableModelSpace)) or space is None:
+    # Format "raw" has the space itself, "simplified" how to make it.
+    model: Any = getattr(executable, "model_space", None) or getattr(executable, "model", None)
+    found = getattr(model, "trace_symbol", None)
+    if not (isinstance(found, type) and issubclass(found, ModelSpace)):
         raise ConfigError(
-            "Petridish grows spaces made by model_space(), such as VisionSpace(...).model_space(),"
-            f" but got {getattr(found, '__name__', found)!r}."
+            "Petridish needs a model space of nni.nas.nn.pytorch, in NNI's format simplified or"
+            f" raw, but got {executable!r}."
         )
-    result: Space = space
-    return result
+    args, kwargs = tuple(model.trace_args), dict(model.trace_kwargs)
+    if not issubclass(found, GrowableModelSpace):
+        from nni_petridish.foreign import ForeignSpace
+
+        return ForeignSpace(found, args, kwargs, dict(start or {}))
+    if start:
+        raise ConfigError(
+            f"start is for spaces of NNI's cells and choices only but got one for {found.__name__}."
+        )
+    space: Space = kwargs.get("space") or args[0]
+    return space
 
 
 def sample_to_genotype(space: Space, sample: Mapping[str, Any]) -> Genotype:
@@ -279,6 +285,14 @@ def genotype_to_sample(space: Space, genotype: Genotype) -> Sample:
     if sample_to_genotype(space, sample) != genotype:
         raise GenotypeError(f"this genotype is not the seed with weak learners: {genotype!r}.")
     return sample
+
+
+def to_sample(space: Any, genotype: Genotype) -> Sample:
+    """Return the sample of a genotype of any space that can grow."""
+    if hasattr(space, "sample"):
+        own: Sample = space.sample(genotype)
+        return own
+    return genotype_to_sample(space, genotype)
 
 
 @functools.lru_cache(maxsize=1024)

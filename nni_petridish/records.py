@@ -15,6 +15,9 @@ from nni_petridish.errors import ConfigError, SearchError
 
 Event = dict[str, Any]
 
+FULL = "full"
+"""Among the metrics of a model that has reached the limits of its space and cannot grow."""
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -17,6 +17,7 @@ from nni_petridish.errors import SearchError
 from nni_petridish.hull import choose_parent
 from nni_petridish.ledger import ATTEMPTS, DROPPED, FINISHED, QUARANTINED, RUNNING, Ledger
 from nni_petridish.records import (
+    FULL,
     Done,
     Event,
     Growth,
@@ -226,6 +227,8 @@ class Search(Ledger):
     def _may_grow(self, id: str) -> bool:
         limits, outcome = self.settings.limits, self._facts[id].outcome
         assert outcome is not None
+        if outcome.metrics.get(FULL):
+            return False
         max_multiply_adds = limits.max_multiply_adds
         if max_multiply_adds is not None and outcome.multiply_adds >= max_multiply_adds:
             return False
@@ -240,6 +243,8 @@ class Search(Ledger):
             limits = self.settings.limits
             names = ("max_multiply_adds", "max_parameters", "max_growths")
             set_ = [f"{n}={getattr(limits, n)}" for n in names if getattr(limits, n) is not None]
+            if any(model.outcome.metrics.get(FULL) for model in self.hull()):
+                set_.append("the space has no more")
             return f"no model on the hull may grow further ({', '.join(set_)})"
         dropped = [] if self._running else list(self.dropped().items())
         if dropped:

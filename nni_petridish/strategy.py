@@ -29,9 +29,10 @@ from nni_petridish.nni_engine import (
     engine_machines,
     is_over,
     is_sequential,
+    run_in_process_by_default,
     skip_foreign_commands,
 )
-from nni_petridish.nni_space import genotype_to_sample, growable_space
+from nni_petridish.nni_space import growable_space, to_sample
 from nni_petridish.plan import Plan
 from nni_petridish.records import (
     Done,
@@ -58,6 +59,9 @@ _POLL_SECONDS = 1.0
 
 class Petridish(Strategy):
     """Forward search by growing, for `nni.nas.experiment.NasExperiment`.
+
+    It searches our own spaces, those of ``nni.nas.hub`` and a user's own that are made of NNI's
+    cells and choices. An experiment without a configuration runs in this process.
 
     Parameters
     ----------
@@ -87,6 +91,9 @@ class Petridish(Strategy):
         default, error = 1 − the reported accuracy; what NNI's Regression reports is minimised.
     chooser
         Chooses λ and I_max of each growth in place of `l1` and `i_max`, which then are numbers.
+    settled
+        For spaces of NNI's cells and choices: a sample, or a part of one, that does not grow. The
+        rest starts as simple as it can be. See ``docs/drop-in.md``.
 
     Examples
     --------
@@ -98,6 +105,8 @@ class Petridish(Strategy):
         experiment.run()
         experiment.export_top_models(formatter="instance")  # trained networks
     """
+
+    in_process_by_default = True
 
     def __init__(
         self,
@@ -128,6 +137,7 @@ class Petridish(Strategy):
         chooser: Chooser | None = None,
         start: str | os.PathLike[str] | None = None,
         start_model: str | None = None,
+        settled: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(gallery, str | os.PathLike):
@@ -150,6 +160,9 @@ class Petridish(Strategy):
         self._own_evaluators = {phase: given[f"{phase}_evaluator"] for phase in PHASES}
         self._metric = Metric(metric, optimize, error)
         self._chooser = chooser
+        self._settled = settled
+        if settled is not None and not isinstance(settled, Mapping):
+            raise ConfigError(f"settled must be labels and their values but got {settled!r}.")
         # All that can be wrong is told here, before the experiment starts anything.
         SearchSettings(**self._search, limits=self._limits)
         for phase, epochs in self._epochs.items():
@@ -160,6 +173,7 @@ class Petridish(Strategy):
         self._start_model = start_model
         self._ready: _Ready | None = None
         skip_foreign_commands()
+        run_in_process_by_default()
 
     def extra_repr(self) -> str:
         """Show the gallery and λ, I_max."""
@@ -314,7 +328,9 @@ class _Ready:
     """What a strategy knows once it has a space and an evaluator."""
 
     def __init__(self, strategy: Petridish, model_space: Any) -> None:
-        self.space = growable_space(model_space)
+        self.space = growable_space(model_space, strategy._settled)
+        if self.space.name == "nni":
+            _check_foreign(strategy)
         self.evaluators = {
             phase: model_space.evaluator if evaluator is None else evaluator
             for phase, evaluator in strategy._own_evaluators.items()
@@ -351,6 +367,20 @@ class _Ready:
     def sample(self, id: str | None) -> dict[str, Any]:
         """Return the sample of a model of the gallery; of the seed for None."""
         if id is None:
-            return genotype_to_sample(self.space, self.seed)
+            return to_sample(self.space, self.seed)
         document = self.gallery.load_documents(id)["genotype"]
-        return genotype_to_sample(self.space, Genotype.from_dict(document))
+        return to_sample(self.space, Genotype.from_dict(document))
+
+
+def _check_foreign(strategy: Petridish) -> None:
+    weak_learning = strategy._variants["weak_learning"]
+    if weak_learning != "isolated":
+        raise ConfigError(
+            "weak_learning must be isolated for spaces of NNI's cells and choices but got"
+            f" {weak_learning!r}."
+        )
+    if strategy._start is not None:
+        raise ConfigError(
+            "start must not be given for spaces of NNI's cells and choices, which start from what"
+            f" settled says, but got {str(strategy._start)!r}."
+        )

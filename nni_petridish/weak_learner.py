@@ -75,18 +75,24 @@ class AlphaTable(nn.Module):
         The ``(source, op)`` pair of each candidate.
     l1
         λ, or a schedule: a function from the number of backward passes to λ.
+    competitors
+        How many candidates the table and those that it competes with have together; its own by
+        default.
     """
 
     backward_passes: Tensor
     no_weight_decay = ("alpha",)  # L1 alone decides on α
 
-    def __init__(self, shortcuts: Sequence[Shortcut], l1: float | Schedule) -> None:
+    def __init__(
+        self, shortcuts: Sequence[Shortcut], l1: float | Schedule, competitors: int | None = None
+    ) -> None:
         super().__init__()
         self.shortcuts = tuple(shortcuts)
         self.l1 = l1
         self.l1_came_with_loss = False
         # 1/(I·J): the joint weak learner starts as the mean of its candidates.
-        self.alpha = nn.Parameter(torch.full((len(shortcuts),), 1.0 / len(shortcuts)))
+        start = 1.0 / (competitors or len(shortcuts))
+        self.alpha = nn.Parameter(torch.full((len(shortcuts),), start))
         self.register_buffer("backward_passes", torch.zeros((), dtype=torch.int64))
         self._watch_alpha()
 
@@ -293,7 +299,14 @@ class Site(nn.Module, ABC):
         In(x_k) before any growth: the names of the inputs.
     op_names
         Op, the eligible unary operations; a layer without any cannot grow.
+
+    Attributes
+    ----------
+    pool
+        α tables of one pool compete: only the I_max of them with the largest |α| are finalised.
     """
+
+    pool: str | None = None
 
     def __init__(self, key: str, sources: Sequence[str], op_names: Sequence[str]) -> None:
         super().__init__()
@@ -338,6 +351,10 @@ class Site(nn.Module, ABC):
         """Return all (z_i, op_j), earlier weak learners' outputs h among the z_i."""
         earlier = [learner_name(i) for i in range(len(self.learners))]
         return [(source, op) for source in (*self.sources, *earlier) for op in self.op_names]
+
+    def room(self) -> int | None:
+        """Return how many shortcuts the next weak learner may have, if not I_max alone decides."""
+        return None
 
     def adapt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Bring the raw inputs to the shape that ops expect, where the network needs that."""

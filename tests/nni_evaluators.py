@@ -25,11 +25,12 @@ QUIET = {
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
-    """Digits; with ``offset`` the label is a number to be predicted instead of a class."""
+    """Digits in so many channels; ``as_number``, the label is to be predicted as a number."""
 
-    def __init__(self, split: str, as_number: bool = False) -> None:
+    def __init__(self, split: str, as_number: bool = False, channels: int = 1) -> None:
         self.items = list(getattr(load_data("digits", limit=96, validation=100), split))
         self.as_number = as_number
+        self.channels = channels
 
     def __len__(self) -> int:
         return len(self.items)
@@ -37,11 +38,12 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image, label = self.items[index]
         number = torch.as_tensor(label)
+        image = image.expand(self.channels, -1, -1)
         return image, number.float().reshape(1) / 10 if self.as_number else number
 
 
-def loader(split: str, as_number: bool = False) -> DataLoader:
-    data = nni.trace(Digits)(split=split, as_number=as_number)
+def loader(split: str, as_number: bool = False, channels: int = 1) -> DataLoader:
+    data = nni.trace(Digits)(split=split, as_number=as_number, channels=channels)
     return DataLoader(dataset=data, batch_size=32, shuffle=split == "train")
 
 
@@ -115,18 +117,19 @@ class UsersModule(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 
 
-def users_lightning(epochs: int = 1) -> Lightning:
+def users_lightning(epochs: int = 1, channels: int = 1, **options: object) -> Lightning:
     module = nni.trace(UsersModule)(lr=0.01)
-    trainer = Trainer(max_epochs=epochs, **QUIET)
-    return Lightning(module, trainer, loader("train"), loader("validation"))
+    trainer = Trainer(max_epochs=epochs, **{**QUIET, **options})
+    train, validation = (loader(split, channels=channels) for split in ("train", "validation"))
+    return Lightning(module, trainer, train, validation)
 
 
-def classification(epochs: int = 1) -> Classification:
+def classification(epochs: int = 1, channels: int = 1) -> Classification:
     return Classification(
         num_classes=10,
         learning_rate=0.01,
-        train_dataloaders=loader("train"),
-        val_dataloaders=loader("validation"),
+        train_dataloaders=loader("train", channels=channels),
+        val_dataloaders=loader("validation", channels=channels),
         max_epochs=epochs,
         **QUIET,
     )
@@ -139,3 +142,8 @@ def regression(epochs: int = 1) -> Regression:
         max_epochs=epochs,
         **QUIET,
     )
+
+
+def count_nodes(net: nn.Module) -> None:
+    """Prefer recurrent cells of many nodes; nothing is trained."""
+    nni.report_final_result(float(len(net.genotype.nodes)))

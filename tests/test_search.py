@@ -698,3 +698,15 @@ def test_memory_and_replay_grow_in_proportion_to_the_models() -> None:
     (few, small), (many, large) = replay(1000), replay(8000)
     assert many < 1.1 * 8 * few
     assert large < 1.25 * 8 * small  # dictionaries double now and then
+
+
+def test_models_at_the_limits_of_their_space_are_no_parents() -> None:
+    search = with_seed_model(max_models=9)
+    child = ask_growth(search)
+    finish(search, child, error=0.1, multiply_adds=200, metrics={"full": True})
+    assert [model.id for model in search.hull()] == ["g00000", "g00001"]
+    assert {ask_growth(search).parent for _ in range(5)} == {"g00000"}
+
+    full = a_search()
+    finish(full, ask_growth(full), metrics={"full": True})
+    assert full.ask() == Done("no model on the hull may grow further (the space has no more)")

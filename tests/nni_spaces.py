@@ -1,0 +1,100 @@
+"""Model spaces as users write them, from NNI's own cells and choices."""
+
+from __future__ import annotations
+
+import nni
+import torch
+from nni.nas.nn.pytorch import (
+    Cell,
+    InputChoice,
+    LayerChoice,
+    ModelSpace,
+    MutableConv2d,
+    MutableLinear,
+    Repeat,
+)
+from torch import Tensor, nn
+
+
+def block(channels: int, kernel: int) -> nn.Module:
+    return nn.Sequential(
+        nn.ReLU(inplace=True),  # as users have it: it overwrites what others may read
+        nn.Conv2d(channels, channels, kernel, padding=kernel // 2),
+        nn.BatchNorm2d(channels),
+    )
+
+
+class Choices(ModelSpace):
+    """Layers, inputs and a depth to choose, outside of cells."""
+
+    def __init__(self, channels: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, channels, 3, padding=1)
+        layers = {"conv3": block(channels, 3), "skip": nn.Identity(), "conv1": block(channels, 1)}
+        self.layer = LayerChoice(layers, label="layer")
+        self.numbered = LayerChoice(
+            [nn.MaxPool2d(3, 1, 1), block(channels, 3), nn.AvgPool2d(3, 1, 1)], label="numbered"
+        )
+        self.one = InputChoice(n_candidates=2, n_chosen=1, label="one")
+        self.some = InputChoice(n_candidates=3, n_chosen=None, label="some")
+        self.two = InputChoice(n_candidates=3, n_chosen=2, label="two")
+        self.deep = Repeat(
+            lambda i: LayerChoice([block(channels, 3), nn.Identity()], label=f"deep{i}"),
+            (1, 3),
+            label="depth",
+        )
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        y = self.layer(x)
+        z = self.numbered(y)
+        mixed = self.some([self.one([z, x]), y, x]) + self.two([x, y, z])
+        return self.head(self.deep(mixed).mean(dim=(2, 3)))
+
+
+class OwnCells(ModelSpace):
+    """Cells of plain modules, one operator per node, and a width to choose."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        super().__init__()
+        width = nni.choice("width", [4, 6])
+        self.stem = MutableConv2d(1, width, 3, padding=1)
+        self.cells = nn.ModuleList(
+            Cell([nn.AvgPool2d(3, 1, 1), nn.ReLU(inplace=True)], nodes, label="cell")
+            for _ in range(2)
+        )
+        self.project = MutableConv2d(nodes * width, width, 1)
+        self.head = MutableLinear(nodes * width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        first, second = self.cells
+        return self.head(second(self.project(first(self.stem(images)))).mean(dim=(2, 3)))
+
+
+class Vectors(ModelSpace):
+    """No images: a choice between layers on vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = LayerChoice(
+            [nn.Linear(64, 64), nn.Identity(), nn.Sequential(nn.Linear(64, 64), nn.ReLU())],
+            label="layer",
+        )
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.layer(torch.flatten(images, 1)))
+
+
+class OnlyWidths(ModelSpace):
+    """Nothing that could grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = nni.choice("width", [4, 8])
+        self.first = MutableLinear(64, width)
+        self.head = MutableLinear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.first(images.flatten(1)))
