@@ -204,7 +204,9 @@ def test_choices_outside_of_cells_are_made_a_few_at_a_time() -> None:
         "deep2": 1,
     }
     net = space.build(space.seed())
+    before = net.train()(GREY)
     attach_candidates(net)
+    assert torch.equal(net(GREY), before), "a layer has overwritten what others read"
     learn(net, GREY)
     tables = alpha_tables(net)
     largest = {key: abs(rows[0]["alpha"]) for key, rows in tables.items()}

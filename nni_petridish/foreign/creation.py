@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from nni_petridish.foreign.plans import CellPlan, DepthPlan, InputPlan, LayerPlan, Plan, Sample
-from nni_petridish.foreign.reading import can_grow, depth_choice
+from nni_petridish.foreign.reading import can_add_inputs, depth_choice
 from nni_petridish.foreign.sites import CellSite, DepthSite, InputSite, LayerSite
 
 with warnings.catch_warnings():
@@ -83,11 +83,8 @@ def _cell(plans: Plans, cls: Any, sample: Sample, *args: Any, **kwargs: Any) -> 
     candidates = bound.arguments["op_candidates"]
 
     def make(node: int, slot: int, source: int, name: str) -> nn.Module:
-        named = candidates
-        if callable(named):  # an old way to say it
-            named = named()
-        if isinstance(named, list):
-            named = {str(i): op for i, op in enumerate(named)}
+        pairs = enumerate(candidates) if isinstance(candidates, list) else candidates.items()
+        named = {str(key): op for key, op in pairs}
         with model_context(sample):  # widths may be choices, and have their values in the sample
             made: nn.Module = create_cell_op_candidates({name: named[name]}, node, slot, source)[0][
                 name
@@ -129,7 +126,7 @@ def _input(
 ) -> nn.Module:
     choice = cls._inner_choice(n_candidates, n_chosen, weights, label)
     plan = plans.get(choice.label)
-    if isinstance(plan, InputPlan) and can_grow(n_chosen, reduction):
+    if isinstance(plan, InputPlan) and can_add_inputs(n_chosen, reduction):
         return InputSite(plan, as_list=reduction == "none")
     return ChosenInputs(choice.freeze(sample), reduction=reduction)
 

@@ -76,7 +76,7 @@ def depth_choice(depth: Any) -> Any:
     return depth if isinstance(depth, Categorical) else None
 
 
-def can_grow(n_chosen: int | None, reduction: str) -> bool:
+def can_add_inputs(n_chosen: int | None, reduction: str) -> bool:
     """Tell whether inputs can be added one by one."""
     return n_chosen == 1 or (n_chosen is None and reduction in _SUMS)
 
@@ -92,7 +92,9 @@ def _choices(module: nn.Module) -> Iterator[nn.Module]:
 
 def _plan(module: nn.Module, start: Mapping[str, Any]) -> Plan | None:
     if isinstance(module, Cell):
-        return _cell_plan(module, start)
+        # Numbers are the names of operations that come from NNI's old, deprecated way to give them.
+        is_old = any(isinstance(name, int) for name in module.ops[0][0].names)
+        return None if is_old else _cell_plan(module, start)
     if module.label in start:
         return None
     if isinstance(module, LayerChoice) and same_creation(type(module), LayerChoice):
@@ -103,7 +105,7 @@ def _plan(module: nn.Module, start: Mapping[str, Any]) -> Plan | None:
     if (
         isinstance(module, InputChoice)
         and same_creation(type(module), InputChoice)
-        and can_grow(module.n_chosen, module.reduction)
+        and can_add_inputs(module.n_chosen, module.reduction)
     ):
         return InputPlan(module.label, module.n_candidates, module.n_chosen is None, 0)
     if isinstance(module, Repeat) and same_creation(type(module), Repeat):

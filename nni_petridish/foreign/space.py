@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,6 +23,12 @@ from nni_petridish.records import plain
 
 _SEEN = "input_seen"
 _DIMENSIONS = 8
+
+
+class _Read(NamedTuple):
+    plans: dict[str, Plan]
+    base: Sample
+    choices: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -52,31 +58,31 @@ class ForeignSpace:
     name = "nni"
 
     def __post_init__(self) -> None:
-        # The space as NNI makes it, with everything open, is only needed to be read.
-        space = self._make()
-        object.__setattr__(self, "_plans", read_plans(space, self.start))
-        object.__setattr__(self, "_base", read_base(space, self.plans, self.start))
-        object.__setattr__(
-            self, "_choices", {label: repr(m) for label, m in space.simplify().items()}
-        )
+        _ = self._read
 
     def __reduce__(self) -> Any:
-        return ForeignSpace, (self.symbol, self.args, self.kwargs, self.start)
+        return _unread, (self.symbol, self.args, self.kwargs, self.start)
 
     def __hash__(self) -> int:
-        return hash((self.symbol, len(self._choices)))  # type: ignore[attr-defined]
+        return hash(self.symbol)
+
+    @functools.cached_property
+    def _read(self) -> _Read:
+        # The space as NNI makes it, with everything open, is only needed to be read.
+        space = self._make()
+        plans = read_plans(space, self.start)
+        choices = {label: repr(mutable) for label, mutable in space.simplify().items()}
+        return _Read(plans, read_base(space, plans, self.start), choices)
 
     @property
     def plans(self) -> dict[str, Plan]:
         """What may grow, by label."""
-        found: dict[str, Plan] = self._plans  # type: ignore[attr-defined]
-        return found
+        return self._read.plans
 
     @property
     def base(self) -> Sample:
         """The sample of the member that growth starts from."""
-        found: Sample = self._base  # type: ignore[attr-defined]
-        return found
+        return self._read.base
 
     def seed(self) -> ChoiceGenotype:
         """Return the architecture in which nothing has grown."""
@@ -149,12 +155,19 @@ class ForeignSpace:
         """Return what makes this space this one, as plain data."""
         return {
             "class": f"{self.symbol.__module__}.{self.symbol.__qualname__}",
-            "choices": self._choices,  # type: ignore[attr-defined]
+            "choices": self._read.choices,
             "start": plain(dict(self.start)),
         }
 
     def _make(self) -> Any:
         return self.symbol(*self.args, **self.kwargs)
+
+
+def _unread(symbol: Any, args: Any, kwargs: Any, start: Any) -> ForeignSpace:
+    """Return a space that is read when that is needed: NNI loads parameters that nobody uses."""
+    space = object.__new__(ForeignSpace)
+    space.__dict__.update(symbol=symbol, args=args, kwargs=kwargs, start=start)
+    return space
 
 
 def _look_at_input(net: nn.Module, inputs: tuple[Any, ...]) -> None:

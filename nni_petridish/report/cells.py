@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nni_petridish.choice_genotype import ChoiceGenotype
 from nni_petridish.genotype import VISION_SOURCES, Genotype, Learner, VisionGenotype, learner_name
 from nni_petridish.recurrent_genotype import RecurrentGenotype, node_name
 from nni_petridish.report import svg
@@ -34,6 +35,8 @@ def learners_of(genotype: Genotype) -> dict[str, int]:
         return {key: len(learners) for key, learners in genotype.cells.items()}
     if isinstance(genotype, RecurrentGenotype):
         return {"cell": len(genotype.nodes) - 1}
+    if isinstance(genotype, ChoiceGenotype):
+        return {key: len(learners) for key, learners in genotype.choices.items()}
     return {}
 
 
