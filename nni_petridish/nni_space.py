@@ -238,7 +238,7 @@ def model_space(space: Space, max_learners: int = 3, max_shortcuts: int = 3) -> 
     return GrowableModelSpace(space, max_learners=max_learners, max_shortcuts=max_shortcuts)
 
 
-def growable_space(executable: Any, start: Mapping[str, Any] | None = None) -> Space:
+def growable_space(executable: Any, settled: Mapping[str, Any] | None = None) -> Space:
     """Return the space inside what NNI hands to a strategy: ours, or one of NNI's own making.
 
     Raises
@@ -258,10 +258,10 @@ def growable_space(executable: Any, start: Mapping[str, Any] | None = None) -> S
     if not issubclass(found, GrowableModelSpace):
         from nni_petridish.foreign import ForeignSpace
 
-        return ForeignSpace(found, args, kwargs, dict(start or {}))
-    if start:
+        return ForeignSpace(found, args, kwargs, dict(settled or {}))
+    if settled:
         raise ConfigError(
-            f"start is for spaces of NNI's cells and choices only but got one for {found.__name__}."
+            f"settled is for spaces of NNI's cells and choices only, not for {found.__name__}."
         )
     space: Space = kwargs.get("space") or args[0]
     return space

@@ -290,9 +290,9 @@ def test_what_start_names_is_settled_and_the_rest_grows() -> None:
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ({"normal/op_9_0": "x"}, "start must have labels of the space.*got 'normal/op_9_0'"),
-        ({"normal/op_2_0": "sep_conv_3x3"}, "start must have both or none of 'normal/op_2_0'"),
-        ({"normal/op_2_0": "x", "normal/input_2_0": [0]}, "start must be of the space DARTS"),
+        ({"normal/op_9_0": "x"}, "settled must have labels of the space.*got 'normal/op_9_0'"),
+        ({"normal/op_2_0": "sep_conv_3x3"}, "settled must have both or none of 'normal/op_2_0'"),
+        ({"normal/op_2_0": "x", "normal/input_2_0": [0]}, "settled must be of the space DARTS"),
     ],
 )
 def test_a_wrong_start_is_told_in_one_line(start: dict[str, Any], message: str) -> None:
@@ -392,7 +392,7 @@ def test_a_search_ends_at_the_limits_of_the_space_and_can_be_continued(
     assert [model.parent for model in models] == [None] + ["g00000"] * 3, "children are full"
     assert [model.outcome.metrics.get("full", False) for model in models] == [False] + [True] * 3
     assert all(spaces.Vectors().contains(s) for s in done.export_top_models(4, formatter="dict"))
-    other = Petridish(tmp_path / "gallery", start={"layer": 0}, **SHORT)
+    other = Petridish(tmp_path / "gallery", settled={"layer": 0}, **SHORT)
     with pytest.raises(ConfigError, match="nothing to grow in Vectors"):
         start(spaces.Vectors(), evaluator, other)
 
@@ -404,7 +404,7 @@ def test_a_space_with_nothing_to_grow_is_told_in_one_line(tmp_path: Path, start:
     assert str(caught.value) == (
         "Petridish found nothing to grow in OnlyWidths: it looks for a Cell, a LayerChoice, an"
         " InputChoice of one or of any number of inputs, or a Repeat of variable depth"
-        " (nni.nas.nn.pytorch) that start does not settle; the labels of the space are: width."
+        " (nni.nas.nn.pytorch) that is not settled; the labels of the space are: width."
     )
     assert not (tmp_path / "gallery").exists()
     strategy = Petridish(tmp_path / "gallery", weak_learning="joint")

@@ -444,8 +444,8 @@ def test_spaces_and_evaluators_that_do_not_fit_are_refused(tmp_path: Path, start
 
     with pytest.raises(ConfigError, match="nothing to grow in Lone"):
         start(petridish(), by_hand(), space=Lone())
-    with pytest.raises(ConfigError, match="start is for spaces of NNI's cells and choices only"):
-        start(petridish(start={"normal": []}), by_hand())
+    with pytest.raises(ConfigError, match="settled is for spaces of NNI's cells and choices only"):
+        start(petridish(settled={"normal": []}), by_hand())
     with pytest.raises(ConfigError, match="seed_epochs can be set for"):
         start(petridish(seed_epochs=2), FunctionalEvaluator(users.train_once))
     choice = FunctionalEvaluator(users.train_by_hand, lr=nni.choice("lr", [0.1, 0.2]))

@@ -24,34 +24,34 @@ LOOKED_FOR = (
 _SUMS = ("sum", "mean")
 
 
-def read_plans(space: ModelSpace, start: Mapping[str, Any]) -> dict[str, Plan]:
-    """Return what may grow, by label; what ``start`` names is settled and may not."""
+def read_plans(space: ModelSpace, settled: Mapping[str, Any]) -> dict[str, Plan]:
+    """Return what may grow, by label; what is ``settled`` may not."""
     plans: dict[str, Plan] = {}
     for module in _choices(space):
-        plan = _plan(module, start)
+        plan = _plan(module, settled)
         if plan is not None:
             plans.setdefault(plan.label, plan)
     if not any(plan.eligible(()) for plan in plans.values()):
         labels = ", ".join(space.simplify()) or "none"
         raise ConfigError(
             f"Petridish found nothing to grow in {type(space).__name__}: it looks for {LOOKED_FOR}"
-            f" that start does not settle; the labels of the space are: {labels}."
+            f" that is not settled; the labels of the space are: {labels}."
         )
     return plans
 
 
-def read_base(space: ModelSpace, plans: Mapping[str, Plan], start: Mapping[str, Any]) -> Sample:
-    """Return the sample that growth starts from: ``start``, and else the simplest.
+def read_base(space: ModelSpace, plans: Mapping[str, Plan], settled: Mapping[str, Any]) -> Sample:
+    """Return the sample that growth starts from: what is settled, and else the simplest.
 
     Choices that cannot grow, such as widths, get NNI's default, their first value.
     """
     mutables = space.simplify()
-    for label in start:
+    for label in settled:
         if label not in mutables:
             raise ConfigError(
-                f"start must have labels of the space, {', '.join(mutables)}, but got {label!r}."
+                f"settled must have labels of the space, {', '.join(mutables)}, but got {label!r}."
             )
-    base: Sample = dict(start)
+    base: Sample = dict(settled)
     for plan in plans.values():
         for label, value in _stand_ins(plan).items():
             base.setdefault(label, value)
@@ -61,7 +61,9 @@ def read_base(space: ModelSpace, plans: Mapping[str, Plan], start: Mapping[str, 
         space.validate(base)
     except SampleValidationError as problem:
         reason = " ".join(str(problem).split())
-        raise ConfigError(f"start must be of the space {type(space).__name__}: {reason}.") from None
+        raise ConfigError(
+            f"settled must be of the space {type(space).__name__}: {reason}."
+        ) from None
     return {label: base[label] for label in mutables}
 
 
@@ -90,12 +92,12 @@ def _choices(module: nn.Module) -> Iterator[nn.Module]:
             yield from _choices(child)
 
 
-def _plan(module: nn.Module, start: Mapping[str, Any]) -> Plan | None:
+def _plan(module: nn.Module, settled: Mapping[str, Any]) -> Plan | None:
     if isinstance(module, Cell):
         # Numbers are the names of operations that come from NNI's old, deprecated way to give them.
         is_old = any(isinstance(name, int) for name in module.ops[0][0].names)
-        return None if is_old else _cell_plan(module, start)
-    if module.label in start:
+        return None if is_old else _cell_plan(module, settled)
+    if module.label in settled:
         return None
     if isinstance(module, LayerChoice) and same_creation(type(module), LayerChoice):
         candidates = {str(name): module[name] for name in module.names}
@@ -116,16 +118,16 @@ def _plan(module: nn.Module, start: Mapping[str, Any]) -> Plan | None:
     return None
 
 
-def _cell_plan(cell: Any, start: Mapping[str, Any]) -> CellPlan:
+def _cell_plan(cell: Any, settled: Mapping[str, Any]) -> CellPlan:
     labels = tuple(
         tuple((op.label, chosen.label) for op, chosen in zip(ops, inputs, strict=True))
         for ops, inputs in zip(cell.ops, cell.inputs, strict=True)
     )
     for pair in (pair for node in labels for pair in node):
-        if len([label for label in pair if label in start]) == 1:
-            raise ConfigError(f"start must have both or none of {pair[0]!r} and {pair[1]!r}.")
+        if len([label for label in pair if label in settled]) == 1:
+            raise ConfigError(f"settled must have both or none of {pair[0]!r} and {pair[1]!r}.")
     slots = tuple(
-        tuple(k for k, (label, _) in enumerate(node) if label not in start) for node in labels
+        tuple(k for k, (label, _) in enumerate(node) if label not in settled) for node in labels
     )
     candidates = {str(name): cell.ops[0][0][name] for name in cell.ops[0][0].names}
     # The nodes take turns, so that every input is used, and what prepares it is trained. The last

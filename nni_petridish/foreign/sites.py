@@ -151,7 +151,7 @@ class LayerSite(ForeignSite):
         if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
             raise GrowthError(
                 f"a LayerChoice must have one tensor as its input but {self.key!r} got"
-                f" {len(inputs) + len(options)} arguments; name it in start to leave it as it is."
+                f" {len(inputs) + len(options)} arguments; name it in settled to leave it as it is."
             )
         (x,) = inputs
         return self.boost(self.stand_in(x), {INPUT: x})
@@ -249,7 +249,7 @@ class CellSite(ForeignSite):
         self.stand_ins = nn.ModuleList()
         self.stand_in_inputs: list[list[int]] = []
         for ops, inputs, slots in zip(cell.ops, cell.inputs, plan.slots, strict=True):
-            # What start gives, else one stand-in: two of the same would only double the scale.
+            # What settled gives, else one stand-in: two of the same would only double the scale.
             given = [k for k in range(len(ops)) if k not in slots] or [0]
             self.stand_ins.append(nn.ModuleList(without_inplace(ops[k]) for k in given))
             self.stand_in_inputs.append([inputs[k].chosen[0] for k in given])

@@ -41,19 +41,19 @@ class ForeignSpace:
         The class of the model space.
     args, kwargs
         Its arguments.
-    start
+    settled
         What is settled from the beginning: labels of the space and their values.
 
     Raises
     ------
     ConfigError
-        If nothing in the space can grow, or ``start`` is not of the space.
+        If nothing in the space can grow, or ``settled`` is not of the space.
     """
 
     symbol: Any
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    start: Mapping[str, Any] = field(default_factory=dict)
+    settled: Mapping[str, Any] = field(default_factory=dict)
 
     name = "nni"
 
@@ -61,7 +61,7 @@ class ForeignSpace:
         _ = self._read
 
     def __reduce__(self) -> Any:
-        return _unread, (self.symbol, self.args, self.kwargs, self.start)
+        return _unread, (self.symbol, self.args, self.kwargs, self.settled)
 
     def __hash__(self) -> int:
         return hash(self.symbol)
@@ -70,9 +70,9 @@ class ForeignSpace:
     def _read(self) -> _Read:
         # The space as NNI makes it, with everything open, is only needed to be read.
         space = self._make()
-        plans = read_plans(space, self.start)
+        plans = read_plans(space, self.settled)
         choices = {label: repr(mutable) for label, mutable in space.simplify().items()}
-        return _Read(plans, read_base(space, plans, self.start), choices)
+        return _Read(plans, read_base(space, plans, self.settled), choices)
 
     @property
     def plans(self) -> dict[str, Plan]:
@@ -156,17 +156,17 @@ class ForeignSpace:
         return {
             "class": f"{self.symbol.__module__}.{self.symbol.__qualname__}",
             "choices": self._read.choices,
-            "start": plain(dict(self.start)),
+            "settled": plain(dict(self.settled)),
         }
 
     def _make(self) -> Any:
         return self.symbol(*self.args, **self.kwargs)
 
 
-def _unread(symbol: Any, args: Any, kwargs: Any, start: Any) -> ForeignSpace:
+def _unread(symbol: Any, args: Any, kwargs: Any, settled: Any) -> ForeignSpace:
     """Return a space that is read when that is needed: NNI loads parameters that nobody uses."""
     space = object.__new__(ForeignSpace)
-    space.__dict__.update(symbol=symbol, args=args, kwargs=kwargs, start=start)
+    space.__dict__.update(symbol=symbol, args=args, kwargs=kwargs, settled=settled)
     return space
 
 
