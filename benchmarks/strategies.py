@@ -12,20 +12,20 @@ from scratch, for all alike, and only then are the test images looked at.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from torch.utils.data import TensorDataset
 
 from nni_petridish.baselines.switches import SwitchSpace
-from nni_petridish.data import DataSet, load_data
+from nni_petridish.data import load_data
 from nni_petridish.evaluators import seeded
 from nni_petridish.genotype import Genotype
 from nni_petridish.strategy import Petridish
@@ -39,16 +39,32 @@ from nni.nas.experiment import NasExperiment, NasExperimentConfig  # isort: skip
 STRATEGIES = ("Petridish", "Random", "RegularizedEvolution", "TPE", "DARTS")
 
 
-@functools.cache
-def load(name: str, root: str | None) -> DataSet:
-    return load_data(name, root=root) if root else load_data(name)
+class Data(NamedTuple):
+    """What all strategies train on; only `run` looks at the test images, in the end."""
+
+    image_shape: tuple[int, ...]
+    num_classes: int
+    train: TensorDataset
+    validation: TensorDataset
+    test: TensorDataset
 
 
-def make_evaluator(data: DataSet, epochs: int) -> Any:
+def load(name: str, root: str | None) -> Data:
+    data = load_data(name, root=root) if root else load_data(name)
+    # To normalise images one by one would take longer than training.
+    parts = [list(getattr(data, part)) for part in ("train", "validation", "test")]
+    tensors = [
+        TensorDataset(torch.stack([x for x, _ in part]), torch.tensor([int(y) for _, y in part]))
+        for part in parts
+    ]
+    return Data(tuple(data.image_shape), data.num_classes, *tensors)
+
+
+def make_evaluator(data: Data, epochs: int) -> Any:
     return Classification(
         num_classes=data.num_classes,
         learning_rate=0.01,
-        train_dataloaders=DataLoader(data.train, batch_size=32, shuffle=True),
+        train_dataloaders=DataLoader(data.train, batch_size=64, shuffle=True),
         val_dataloaders=DataLoader(data.validation, batch_size=200),
         max_epochs=epochs,
         enable_progress_bar=False,
@@ -65,7 +81,7 @@ def error(net: torch.nn.Module, images: Any) -> float:
     return 1 - float(torch.cat(hits).float().mean())
 
 
-def search(name: str, options: argparse.Namespace, data: DataSet, seed: int) -> tuple[Any, int]:
+def search(name: str, options: argparse.Namespace, data: Data, seed: int) -> tuple[Any, int]:
     """Return the best genotype that a strategy finds, and how many models it has trained."""
     space = make_space(options, data)
     epochs, budget = options.epochs, options.budget
@@ -100,7 +116,7 @@ def search(name: str, options: argparse.Namespace, data: DataSet, seed: int) -> 
     return model_space.genotype(sample), count
 
 
-def make_space(options: argparse.Namespace, data: DataSet) -> VisionSpace:
+def make_space(options: argparse.Namespace, data: Data) -> VisionSpace:
     return VisionSpace(
         data.image_shape,
         data.num_classes,
@@ -111,13 +127,13 @@ def make_space(options: argparse.Namespace, data: DataSet) -> VisionSpace:
     )
 
 
-def retrain(options: argparse.Namespace, data: DataSet, genotype: Genotype) -> torch.nn.Module:
+def retrain(options: argparse.Namespace, data: Data, genotype: Genotype) -> torch.nn.Module:
     net = make_space(options, data).build(genotype)
     make_evaluator(data, options.retrain_epochs).evaluate(net)
     return net
 
 
-def run(name: str, options: argparse.Namespace, data: DataSet, seed: int) -> dict[str, float]:
+def run(name: str, options: argparse.Namespace, data: Data, seed: int) -> dict[str, float]:
     with seeded(seed):
         began = time.perf_counter()
         genotype, count = search(name, options, data, seed)
@@ -137,10 +153,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_RAW)
     parser.add_argument("--data", default="digits")
     parser.add_argument("--root")
-    parser.add_argument("--budget", type=int, default=24, help="epochs of a search in all")
-    parser.add_argument("--epochs", type=int, default=4, help="of one model")
-    parser.add_argument("--weak-epochs", type=int, default=2, help="of these, of weak learning")
-    parser.add_argument("--retrain-epochs", type=int, default=12)
+    parser.add_argument("--budget", type=int, default=12, help="epochs of a search in all")
+    parser.add_argument("--epochs", type=int, default=3, help="of one model")
+    parser.add_argument("--weak-epochs", type=int, default=1, help="of these, of weak learning")
+    parser.add_argument("--retrain-epochs", type=int, default=8)
     parser.add_argument("--cells", type=int, default=1)
     parser.add_argument("--filters", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
