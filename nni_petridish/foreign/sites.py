@@ -19,7 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nni_petridish.errors import GrowthError
-from nni_petridish.foreign.plans import INPUT, CellPlan, DepthPlan, InputPlan, LayerPlan, Plan
+from nni_petridish.foreign.plans import (
+    IDENTITY,
+    INPUT,
+    CellPlan,
+    DepthPlan,
+    InputPlan,
+    LayerPlan,
+    Plan,
+)
 from nni_petridish.genotype import Learner, Shortcut
 from nni_petridish.weak_learner import Site, WeakLearner
 
@@ -171,7 +179,7 @@ class InputSite(ForeignSite):
     plan: InputPlan
 
     def __init__(self, plan: InputPlan, as_list: bool) -> None:
-        super().__init__(plan, [str(i) for i in range(plan.inputs)], [])
+        super().__init__(plan, [str(i) for i in range(plan.inputs)], [IDENTITY])
         self.as_list = as_list
 
     def make_raw_op(self, source: str, op: str) -> nn.Module:
@@ -199,7 +207,7 @@ class DepthSite(ForeignSite):
     plan: DepthPlan
 
     def __init__(self, plan: DepthPlan, blocks: Sequence[nn.Module]) -> None:
-        super().__init__(plan, [INPUT], [])
+        super().__init__(plan, [INPUT], [str(depth) for depth in plan.depths])
         self.stand_in = nn.Sequential(*blocks[: plan.stand_in])
         # A submodule until `settle`, so that what may grow in the blocks is found.
         self.further: Any = nn.ModuleList(blocks[plan.stand_in :])
