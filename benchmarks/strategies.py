@@ -33,6 +33,7 @@ from search_spaces import VisionSpace
 
 # After ours, which know how to import NNI's NAS without its warnings.
 import nni.nas.strategy as theirs  # isort: skip
+from nni.nas.evaluator import FunctionalEvaluator  # isort: skip
 from nni.nas.evaluator.pytorch import Classification, DataLoader  # isort: skip
 from nni.nas.experiment import NasExperiment, NasExperimentConfig  # isort: skip
 
@@ -85,8 +86,13 @@ def search(name: str, options: argparse.Namespace, data: Data, seed: int) -> tup
     """Return the best genotype that a strategy finds, and how many models it has trained."""
     space = make_space(options, data)
     epochs, budget = options.epochs, options.budget
-    config = NasExperimentConfig(execution_engine="sequential", model_format="simplified")
-    evaluator, model_space = make_evaluator(data, epochs), space.model_space()
+
+    def train(net: torch.nn.Module, epochs: int) -> None:
+        make_evaluator(data, epochs).evaluate(net)  # a new one each time: none can fit twice
+
+    form = "raw" if name == "DARTS" else "simplified"
+    config = NasExperimentConfig(execution_engine="sequential", model_format=form)
+    evaluator, model_space = FunctionalEvaluator(train, epochs=epochs), space.model_space()
     with tempfile.TemporaryDirectory() as folder:
         config.experiment_working_directory = folder
         if name == "Petridish":
@@ -99,7 +105,6 @@ def search(name: str, options: argparse.Namespace, data: Data, seed: int) -> tup
                 final_epochs=epochs - options.weak_epochs,
             )
         elif name == "DARTS":
-            config.execution_engine, config.model_format = "sequential", "raw"
             evaluator, strategy = make_evaluator(data, budget), theirs.DARTS()
             model_space = SwitchSpace(space)
         else:
