@@ -129,10 +129,10 @@ def test_the_band_is_what_interpolation_says(tolerance: float) -> None:
 def test_a_hundred_thousand_points_take_little_time() -> None:
     rng = random.Random(0)
     hull = Hull()
-    start = time.perf_counter()
+    start = time.process_time()
     for i in range(100_000):
         hull.add(i, rng.randint(1, 10**9), rng.random())
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def paper_loop(ids: list[str], n: dict[str, int], rng: random.Random) -> str:
@@ -171,9 +171,9 @@ def test_parents_are_chosen_as_often_as_the_formula_says(counts: list[int]) -> N
 def test_choosing_stays_quick_and_fair_when_models_were_chosen_very_often() -> None:
     n = {"a": 10**12, "b": 10**12}
     rng = random.Random(2)
-    start = time.perf_counter()
+    start = time.process_time()
     seen = Counter(choose_parent(["a", "b"], n, rng) for _ in range(10_000))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert abs(seen["a"] - 5000) < 300
 
 

@@ -623,16 +623,17 @@ def test_with_a_hundred_thousand_models_replay_and_asking_take_little_time() -> 
         Growth(growth_id(k), growth_id(k // 2) if k else None, k, 0.1, 3) for k in range(number)
     ]
     events = [model_event(growth, outcome(k)) for k, growth in enumerate(growths)]
-    start = time.perf_counter()
+    # Processor time: what the machine does besides is no business of this test.
+    start = time.process_time()
     search = Search.replay(SearchSettings(limits=Limits(max_growths=50)), events)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert len(search.models()) == number
-    start = time.perf_counter()
+    start = time.process_time()
     for k in range(number, number + asked):
         growth = ask_growth(search)
         assert growth.id == growth_id(k)
         search.tell(outcome(k))
-    assert (time.perf_counter() - start) / asked < 1e-3
+    assert (time.process_time() - start) / asked < 1e-3
 
 
 def grown(kind: str, models: int) -> Search:
