@@ -75,7 +75,7 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--embedding", type=int, metavar="E", help="width of a language model (default: as found)"
     )
-    parser.add_argument("--epochs", type=int, help="(default: 600; for text 4500)")
+    parser.add_argument("--epochs", type=int, help="(default: 600; for text 4500, pydoc 30)")
     parser.add_argument("--repetitions", type=int, help="(default: 1)")
     parser.add_argument("--seed", type=int, help="of the first repetition (default: 0)")
     parser.add_argument(
