@@ -56,7 +56,8 @@ def ablate(
     repeats, folder
         In place of the configuration's.
     jobs
-        Processes on this machine; each carries out one run at a time.
+        Processes on this machine; each carries out one run at a time; with several a script
+        needs ``if __name__ == "__main__":``.
     stop
         Asked before every training step; true ends the work.
     on_run

@@ -54,7 +54,8 @@ def tune(
     trials, storage, study, multi_objective, sampler, pruner
         In place of the configuration's, see `Section`.
     jobs
-        Processes on this machine; each carries out one search at a time.
+        Processes on this machine; each carries out one search at a time; with several a script
+        needs ``if __name__ == "__main__":``.
     stop
         Asked before every training step; true ends the work, and what was begun goes on later.
     on_trial
