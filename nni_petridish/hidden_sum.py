@@ -183,6 +183,9 @@ def _normalized_gradients(
     wanted: Sequence[bool],
     late: Sequence[LateGradient | None],
 ) -> tuple[Tensor, list[Tensor | None]]:
+    for place in late:
+        if place is not None:
+            place.nothing()
     g = pixel_rows(g)
     rows = [pixel_rows(u) for u in candidates]
     channels = mean.shape[1]
@@ -226,7 +229,7 @@ def _native_gradients(
     for row, u, want, place in zip(rows, candidates, wanted, late, strict=True):
         combination = native.Combination(*row.unbind())
         if place is not None:
-            place.leave(combination)
+            place.leave(g, combination)
             grad_u.append(g)
         else:
             grad_u.append(native.combine(g, u, combination) if want else None)

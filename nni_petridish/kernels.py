@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _enabled = True
 
@@ -30,8 +30,11 @@ def fast_kernels_apply(x: Tensor) -> bool:
     """Return whether a fast kernel can take x: images in channels_last, or anything not 4-d."""
     return (
         _enabled
+        and not torch.compiler.is_compiling()
+        # What these take has memory of its own: not the tensors of vmap, nor fake ones.
+        and type(x) in (Tensor, nn.Parameter)
+        and not torch._C._are_functorch_transforms_active()
         and x.dtype in (torch.float32, torch.float64)
         and (x.ndim != 4 or x.is_contiguous(memory_format=torch.channels_last))
         and not torch.is_autocast_enabled(x.device.type)
-        and not torch.compiler.is_compiling()
     )

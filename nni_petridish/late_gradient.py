@@ -21,16 +21,24 @@ class LateGradient:
     """What a norm leaves to be done to its gradient."""
 
     def __init__(self) -> None:
-        self._combination: Combination | None = None
+        self._left: tuple[Tensor, Combination] | None = None
 
-    def leave(self, combination: Combination) -> None:
-        """Say that the gradient is this combination of what is handed back and y."""
-        self._combination = combination
+    def leave(self, g: Tensor, combination: Combination) -> None:
+        """Say that the gradient is this combination of g, which is handed back, and y."""
+        self._left = g, combination
+
+    def nothing(self) -> None:
+        """Say that what is handed back is the gradient."""
+        self._left = None  # of a backward pass that ended before the conv
 
     def take(self, g: Tensor) -> Combination:
         """Return what was left to do, once: by itself, a gradient is what it is."""
-        found, self._combination = self._combination, None
-        return found or Combination(torch.ones(g.shape[1], dtype=g.dtype), None, None)
+        left, self._left = self._left, None
+        if left is None:
+            return Combination(torch.ones(g.shape[1], dtype=g.dtype), None, None)
+        if g is not left[0]:  # autograd added another to it: what was left is for one of them
+            raise RuntimeError("a value that leaves its gradient to a conv has one batch norm only")
+        return left[1]
 
 
 class BeforeNorm(NamedTuple):

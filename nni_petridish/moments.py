@@ -105,6 +105,17 @@ def has_batch_statistics(norm: nn.Module) -> bool:
         and norm.training
         and norm.track_running_stats
         and norm.momentum is not None
+        and not has_hooks(norm)
+    )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether to call the module does more than its forward pass (pruning, for one)."""
+    return bool(
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
     )
 
 

@@ -131,6 +131,7 @@ class Unit(NamedTuple):
         want_input
             Whether the gradient before the ReLU is needed.
         """
+        _check_shapes(g, y)
         totals, products = x.new_empty(2, x.shape[1]).unbind()
         found = UnitGradients(
             torch.empty_like(x) if want_input else None,
@@ -171,6 +172,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def correlations(g: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     """Return Σ g and Σ g·(x − mean) of each channel."""
+    _check_shapes(g, x)
     x = x.contiguous(memory_format=torch.channels_last)
     totals, products = x.new_empty(2, x.shape[1]).unbind()
     _check(_loaded(x).correlations(*_at(totals, products, g, x, mean), _batch(x)))
@@ -179,6 +181,7 @@ def correlations(g: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
 
 def combine(g: Tensor, x: Tensor, of: Combination) -> Tensor:
     """Return the combination of g and x."""
+    _check_shapes(g, x)
     x = x.contiguous(memory_format=torch.channels_last)
     out = torch.empty_like(x)
     _loaded(g).combine(*_at(out, g, x, *of), _batch(g))
@@ -203,6 +206,12 @@ def _batch(x: Tensor) -> _Batch:
     return _Batch(n, height, width, channels, torch.get_num_threads())
 
 
+def _check_shapes(g: Tensor, x: Tensor) -> None:
+    """Refuse what would be read beyond its end."""
+    if g.shape != x.shape:
+        raise ValueError(f"a gradient of shape {tuple(g.shape)} cannot be that of {tuple(x.shape)}")
+
+
 def _check(enough_memory: int) -> None:
     if not enough_memory:
         raise MemoryError("no memory for the frames of a unit")
@@ -218,7 +227,7 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(_compiled(compiler, _REAL[dtype])), mode=os.RTLD_NOW)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home
         _logger.warning("native kernels could not be compiled, PyTorch's are used: %s", error)
         return None
 
@@ -226,7 +235,7 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
 def _compiled(compiler: str, real: str) -> Path:
     """Compile native.c unless that was done before, on this kind of processor."""
     path = _cache_folder() / f"native-{real}-{_digest(compiler)}.so"
-    if path.exists():
+    if path.exists() and _is_whole(path):
         return path
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made, whole = f"{folder}/native.o", f"{folder}/native.so"
@@ -236,8 +245,17 @@ def _compiled(compiler: str, real: str) -> Path:
             [compiler, "-shared", made, "-o", whole],
         ):
             subprocess.run(command, check=True, capture_output=True, timeout=120)
+        library = Path(whole).read_bytes()
+        Path(whole).write_bytes(library + hashlib.sha256(library).digest())
         os.replace(whole, path)  # complete, or not there: others may compile at the same time
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a library ends in its checksum: to load half of one ends the process."""
+    content = path.read_bytes()
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(content[:-size]).digest() == content[-size:]
 
 
 def _digest(compiler: str) -> str:
@@ -252,4 +270,7 @@ def _cache_folder() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "nni_petridish"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:  # what lies there is run
+        raise PermissionError(f"others may write to {folder}; set XDG_CACHE_HOME")
     return folder

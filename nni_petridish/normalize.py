@@ -59,8 +59,9 @@ class _Normalize(torch.autograd.Function):
         dgamma = products * inv_std
         count = x.numel() // x.shape[1]
         ctx.late.leave(
+            g,
             native.Combination(
                 *input_gradient_coefficients(gamma * inv_std, mean, inv_std, dgamma, dbeta, count)
-            )
+            ),
         )
         return g, dgamma, dbeta, None, None, None

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import (
     has_batch_statistics,
+    has_hooks,
     input_gradient_coefficients,
     norm_as_affine,
     update_running_statistics,
@@ -43,6 +44,8 @@ def can_fuse(units: Sequence[UnitModules], x: Tensor) -> bool:
     stride = units[0].depthwise.geometry.stride
     if x.ndim != 4 or (x.shape[0] == 1 and max(x.shape[2:]) <= stride):
         return False  # one value per channel: the plain norm refuses that
+    if x.is_inference() and not torch.is_inference_mode_enabled():
+        return False  # it cannot be saved for a backward pass
     return native_applies(x) and all(_can_fuse(unit, x) for unit in units)
 
 
@@ -51,10 +54,13 @@ def _can_fuse(unit: UnitModules, x: Tensor) -> bool:
     return (
         depthwise.training
         and depthwise.geometry.is_native
-        and depthwise.in_channels == x.shape[1]
+        and depthwise.weight.shape == (x.shape[1], 1, *[depthwise.geometry.kernel] * 2)
+        and type(pointwise) is nn.Conv2d
+        and pointwise.bias is None
         and pointwise.weight.shape == (x.shape[1], x.shape[1], 1, 1)
         and {x.dtype} == {weight.dtype for weight in (depthwise.weight, pointwise.weight)}
         and (norm is None or (has_batch_statistics(norm) and norm.affine))
+        and not (has_hooks(depthwise) or has_hooks(pointwise))
     )
 
 
@@ -104,11 +110,12 @@ class _SeparableConvs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        n = len(ctx.convs)
-        values, rest = ctx.saved_tensors[: n + 1], ctx.saved_tensors[n + 1 :]
-        statistics, parameters = rest[: 2 * n], rest[2 * n :]
+        n, saved = len(ctx.convs), ctx.saved_tensors  # once: checkpoints compute them again
+        # What saves tensors elsewhere may have changed the layout.
+        values = [value.contiguous(memory_format=torch.channels_last) for value in saved[: n + 1]]
+        statistics, parameters = saved[n + 1 : 3 * n + 1], saved[3 * n + 1 :]
+        of = ctx.late.take(grads[0])
         g: Tensor | None = grads[0].contiguous(memory_format=torch.channels_last)
-        of = ctx.late.take(g)
         found: list[Tensor | None] = []
         for i in reversed(range(n)):
             x, (mean, inv_std) = values[i], statistics[2 * i : 2 * i + 2]

@@ -8,15 +8,21 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils import prune, spectral_norm
+from torch.utils.checkpoint import checkpoint
 
 from nni_petridish import native
-from nni_petridish.hidden_sum import SharedInput
+from nni_petridish.hidden_sum import SharedInput, Unnormalized, add_hidden_sum
 from nni_petridish.kernels import plain_ops
+from nni_petridish.normalize import normalize
 from search_spaces.ops import SeparableConvs, make_op
 from tests.test_kernels import assert_same_as_plain, forward_and_backward, images
 
@@ -144,6 +150,158 @@ def test_other_kernels_and_one_value_per_channel_are_left_to_torch() -> None:
     op = make_op("sep_conv_3x3", 3, 2).double()
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         op(images(1, 3, 2, 2))
+
+
+class Through(nn.Module):
+    """An op, called in some other way."""
+
+    def __init__(self, op: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.op, self.call = op, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.op, x)
+
+
+def _with_layout_lost(op: nn.Module, x: Tensor) -> Tensor:
+    def stored(value: Tensor) -> Tensor:
+        return value.detach().clone(memory_format=torch.contiguous_format)
+
+    with saved_tensors_hooks(stored, lambda value: value):
+        return op(x)
+
+
+def _checkpointed(op: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(op, x, use_reentrant=False)
+
+
+def _twice(op: nn.Module, x: Tensor) -> Tensor:
+    first = op(x)
+    return op(first) * first
+
+
+@pytest.mark.parametrize("call", [_checkpointed, _with_layout_lost, _twice])
+def test_gradients_are_right_however_the_op_is_called(
+    call: Callable[[nn.Module, Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    op, x = make_op("sep_conv_3x3", 5, affine=True).double(), images(3, 5, 6, 7)
+    assert is_native(op, x)
+    assert_same_as_plain(Through(op, call), x, rtol=1e-7, atol=1e-9)
+
+
+def _with_bias(op: SeparableConvs) -> None:
+    op[2] = nn.Conv2d(4, 4, 1).double()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda op: prune.l1_unstructured(op[2], "weight", amount=0.5),
+        lambda op: spectral_norm(op[1]),
+        lambda op: op[3].register_forward_hook(lambda module, x, y: y * 2),
+        lambda op: op[7].register_forward_hook(lambda module, x, y: y * 2),
+        _with_bias,
+    ],
+    ids=["pruned", "spectral", "hooked", "hooked at the end", "bias"],
+)
+def test_what_was_changed_in_a_conv_or_norm_happens(change: Callable[[nn.Module], object]) -> None:
+    torch.manual_seed(0)
+    op = make_op("sep_conv_3x3", 4, affine=True).double()
+    change(op)
+    x = images(2, 4, 6, 6).requires_grad_()
+    state = copy.deepcopy(op.state_dict())
+
+    def gradients() -> list[Tensor | None]:
+        op.load_state_dict(state)
+        for _ in range(2):
+            op(x).sin().sum().backward()
+        found = [p.grad for p in op.parameters()]
+        op.zero_grad()
+        return found
+
+    found = gradients()
+    with plain_ops():
+        torch.testing.assert_close(found, gradients(), rtol=1e-7, atol=1e-9)
+
+
+def test_weights_of_another_shape_are_never_read() -> None:
+    op = make_op("sep_conv_3x3", 5).double()
+    op[1].weight = nn.Parameter(op[1].weight[:3].detach().clone())
+    with pytest.raises(RuntimeError, match="weight"):
+        op(images(2, 5, 6, 6))
+    op = make_op("sep_conv_3x3", 5).double()
+    candidate = Unnormalized.of(op, SharedInput(images(2, 5, 6, 6)))
+    alpha = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    y = add_hidden_sum(images(2, 5, 3, 3), alpha, [candidate])
+    with pytest.raises(ValueError, match="shape"):
+        y.sum().backward()
+
+
+def test_tensors_without_memory_are_left_to_torch() -> None:
+    op, x = make_op("sep_conv_3x3", 5, affine=True), images(3, 5, 6, 6, dtype=torch.float32)
+    op[7].eval()  # under vmap torch refuses to update statistics, and says so
+    with pytest.raises(RuntimeError, match="running_mean"):
+        torch.vmap(op)(torch.stack([x, x]))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = torch.empty(3, 5, 6, 6).contiguous(memory_format=torch.channels_last)
+        assert not native.native_applies(fake)
+    with torch.inference_mode():
+        cached = x.clone()
+    op(cached).sum().backward()
+    assert op[1].weight.grad is not None
+
+
+def test_a_left_gradient_is_never_mistaken_for_another() -> None:
+    torch.manual_seed(0)
+    op, x = make_op("sep_conv_3x3", 4, affine=True).double(), images(2, 4, 6, 6)
+    before = op.before_norm(SharedInput(x))
+    loss = (normalize(before, op[7]).sin() + before.value).sum()
+    with pytest.raises(RuntimeError, match="one batch norm only"):
+        loss.backward()
+
+
+def test_a_hidden_sum_forgets_what_nobody_took() -> None:
+    torch.manual_seed(0)
+    op, x_k = make_op("sep_conv_3x3", 4).double(), images(2, 4, 6, 6)
+    alpha = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    candidate = Unnormalized.of(op, SharedInput(x_k))
+    loss = (add_hidden_sum(x_k, alpha, [candidate]) * x_k.sin()).sum()
+    (expected,) = torch.autograd.grad(loss, op[1].weight, retain_graph=True)
+    torch.autograd.grad(loss, alpha, retain_graph=True)
+    with plain_ops():  # now the backward pass leaves nothing
+        torch.testing.assert_close(torch.autograd.grad(loss, op[1].weight)[0], expected)
+
+
+def test_a_broken_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    whole = Path(native._loaded(torch.empty(0, dtype=torch.float64))._name)
+    broken = tmp_path / "nni_petridish" / whole.name
+    broken.parent.mkdir(mode=0o700)
+    broken.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    assert native._library.__wrapped__(torch.float64) is not None
+    assert broken.stat().st_size == whole.stat().st_size
+
+
+def test_what_others_may_write_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "nni_petridish"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        assert native._library.__wrapped__(torch.float64) is None
+    assert "others may write" in caplog.text
+
+
+def test_without_a_home_the_kernels_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert native._library.__wrapped__(torch.float64) is None
 
 
 def test_a_compiler_that_fails_is_done_without(
