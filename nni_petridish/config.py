@@ -120,7 +120,7 @@ class SearchConfig:
         if "ablations" in arguments:
             check_ablations(arguments.pop("ablations"))
         with prefix(f"{ARGUMENTS}."):
-            arguments, ranges = split_ranges(arguments)
+            arguments, ranges = split_ranges(kind.with_defaults(arguments))
             settings = _read_settings(arguments)
             plan = Plan(**{name: arguments[name] for name in _PLAN if name in arguments})
         recipe = kind.read_recipe(mapping(f"{ARGUMENTS}.recipe", arguments.get("recipe", {})), data)

@@ -23,6 +23,7 @@ from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
 from nni_petridish.growth import PHASES
 from nni_petridish.growth_evaluator import GrowthEvaluator, one_line, trained_network
+from nni_petridish.kinds import kind_of
 from nni_petridish.nni_engine import (
     Roll,
     engine_concurrency,
@@ -334,6 +335,10 @@ class _Ready:
         self.space = growable_space(model_space, strategy._settled)
         if self.space.name == "nni":
             _check_foreign(strategy)
+        else:
+            kind_of({"space": self.space.name}).with_defaults(
+                {**strategy._search, **strategy._ranges}
+            )
         self.evaluators = {
             phase: model_space.evaluator if evaluator is None else evaluator
             for phase, evaluator in strategy._own_evaluators.items()

@@ -38,6 +38,11 @@ def write(folder: Path, changes: dict[str, Any]) -> Path:
 
 
 ARGUMENTS = "tuner.classArgs"
+RECURRENT = {
+    "searchSpace": {"space": "recurrent", "embedding": 8},
+    f"{ARGUMENTS}.data": {"name": "pydoc"},
+    f"{ARGUMENTS}.recipe": GONE,
+}
 # What is changed, and what the one line must say of it.
 BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "negative l1": ({f"{ARGUMENTS}.l1": -0.1}, ["tuner.classArgs.l1", "-0.1", "at least 0"]),
@@ -48,6 +53,11 @@ BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "i_max 0": ({f"{ARGUMENTS}.i_max": 0}, ["tuner.classArgs.i_max", "at least 1", "0"]),
     "i_max 1.5": ({f"{ARGUMENTS}.i_max": 1.5}, ["tuner.classArgs.i_max", "whole number", "1.5"]),
     "i_max true": ({f"{ARGUMENTS}.i_max": True}, ["tuner.classArgs.i_max", "True"]),
+    "recurrent i_max 3": (RECURRENT, ["tuner.classArgs.i_max must be 1", "3", "one node"]),
+    "recurrent i_max range": (
+        {**RECURRENT, f"{ARGUMENTS}.i_max": {"low": 1, "high": 2}},
+        ["tuner.classArgs.i_max must be 1", "'high': 2"],
+    ),
     "negative seed": ({f"{ARGUMENTS}.seed": -1}, ["tuner.classArgs.seed", "-1"]),
     "seeds 0": ({f"{ARGUMENTS}.seeds": 0}, ["tuner.classArgs.seeds", "at least 1"]),
     "tolerance": ({f"{ARGUMENTS}.tolerance": 2}, ["tuner.classArgs.tolerance", "2"]),
@@ -228,6 +238,12 @@ def test_a_folder_with_something_else_is_refused(
 )
 def test_the_configs_are_valid(path: Path) -> None:
     SearchConfig.from_yaml(path)
+
+
+def test_a_recurrent_search_has_defaults_of_its_own(tmp_path: Path) -> None:
+    changes = {**RECURRENT, f"{ARGUMENTS}.i_max": GONE, f"{ARGUMENTS}.l1": GONE}
+    settings = SearchConfig.from_yaml(write(tmp_path, changes)).settings
+    assert (settings.l1, settings.i_max) == (0.01, 1)
 
 
 def test_a_config_goes_through_the_gallery_unchanged(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from nni_petridish.runner import run_search
 from nni_petridish.strategy import Petridish
 from nni_petridish.task import VisionTask
 from nni_petridish.training import Interrupted
-from search_spaces import VisionSpace
+from search_spaces import RecurrentSpace, VisionSpace
 from tests import nni_evaluators as users
 
 SPACE = VisionSpace((1, 8, 8), 10, cells_per_stage=1, filters=4, stages=2)
@@ -444,6 +444,9 @@ def test_spaces_and_evaluators_that_do_not_fit_are_refused(tmp_path: Path, start
 
     with pytest.raises(ConfigError, match="nothing to grow in Lone"):
         start(petridish(), by_hand(), space=Lone())
+    recurrent = RecurrentSpace(vocabulary=4, embedding=4).model_space()
+    with pytest.raises(ConfigError, match="i_max must be 1 but got 3: a recurrent cell"):
+        start(petridish(), by_hand(), space=recurrent)
     with pytest.raises(ConfigError, match="settled is for spaces of NNI's cells and choices only"):
         start(petridish(settled={"normal": []}), by_hand())
     with pytest.raises(ConfigError, match="seed_epochs can be set for"):

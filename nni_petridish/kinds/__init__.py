@@ -36,6 +36,10 @@ class Kind(Protocol):
         """Return (multiply-adds, parameters) of the seed."""
         ...
 
+    def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a search with this kind's own λ and I_max if none are given."""
+        ...
+
     def read_recipe(self, options: dict[str, Any], data: Mapping[str, Any]) -> Any:
         """Check the changes to the recipe of the data and return it, a dataclass."""
         ...

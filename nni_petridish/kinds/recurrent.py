@@ -68,6 +68,20 @@ def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, i
     return multiply_adds, multiply_adds + words  # the decoder's bias
 
 
+def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a search, λ = 0.01 and I_max = 1 if nothing is said of them.
+
+    The paper's λ of 10 selects nothing here, see docs/recurrent.md.
+    """
+    result = {"l1": 0.01, "i_max": 1, **arguments}
+    if result["i_max"] != 1:
+        raise ConfigError(
+            f"i_max must be 1 but got {result['i_max']!r}: a recurrent cell grows by one node at a"
+            " time."
+        )
+    return result
+
+
 def read_recipe(options: dict[str, Any], data: Mapping[str, Any]) -> LanguageRecipe:
     """Check the changes to the recipe of the text."""
     place = f"{ARGUMENTS}.recipe."

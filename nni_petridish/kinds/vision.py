@@ -82,6 +82,11 @@ def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, i
     return seed_size(VisionSpace(*_describe(data), **options))
 
 
+def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments as they are: the general defaults are the paper's for images."""
+    return dict(arguments)
+
+
 def read_recipe(options: dict[str, Any], data: Mapping[str, Any]) -> Recipe:
     """Check the changes to the recipe of the data set."""
     place = f"{ARGUMENTS}.recipe."
