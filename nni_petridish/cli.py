@@ -92,10 +92,14 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     from nni_petridish.config import SearchConfig
     from nni_petridish.launch import Experiment, free_port, run_experiment
+    from nni_petridish.records import Done
 
     config = SearchConfig.from_yaml(options.config)
     config.check_gallery()
-    _refuse_unless_resuming(config, options.resume)
+    before = _refuse_unless_resuming(config, options.resume)
+    if before is not None and isinstance(before.ask(before.elapsed), Done):
+        # NNI would wait for ever for the first trial of a search that has none left.
+        return _finish(before, config.gallery)
     port = options.port or free_port()
     _interrupt_on_term()
     print(f"Starting NNI with {config.concurrency} workers; Ctrl-C stops and keeps what is found.")
@@ -145,14 +149,17 @@ def _check(options: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_unless_resuming(config: SearchConfig, resume: bool) -> None:
+def _refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None:
+    """Return the search that the gallery holds, if any."""
     from nni_petridish.coordinator import refuse_unless_resuming
     from nni_petridish.gallery import Gallery
     from nni_petridish.search import Search
 
-    if (config.gallery / "gallery.json").exists():
-        events = Gallery(config.gallery).journal.read_all()
-        refuse_unless_resuming(config.gallery, Search.replay(config.settings, events), resume)
+    if not (config.gallery / "gallery.json").exists():
+        return None
+    search = Search.replay(config.settings, Gallery(config.gallery).journal.read_all())
+    refuse_unless_resuming(config.gallery, search, resume)
+    return search
 
 
 def _finish(search: Search, gallery: Path) -> int:

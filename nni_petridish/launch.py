@@ -79,7 +79,8 @@ class Experiment:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        nnictl("stop", self.id)
+        with _signals_put_off():  # a second Ctrl-C would leave the manager behind
+            nnictl("stop", self.id)
 
     def resume(self) -> None:
         """Bring an experiment back that was stopped or killed."""

@@ -50,6 +50,10 @@ def test_nnictl_and_the_process_alone_find_the_same(
     assert "Warning" not in errors
     experiment = output.split("(experiment ")[1].split(")")[0]
     assert not any(chaos.processes(experiment).values())
+    assert main(["run", str(path), "--resume"]) == 0  # nothing is left to do, so NNI is not started
+    again, _ = capfd.readouterr()
+    assert "Web UI" not in again
+    assert str(config.gallery / "report.html") in again
 
 
 def test_nnictl_that_cannot_start_says_why(tmp_path: Path) -> None:
