@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.atomic import write_file
+from nni_petridish.cache import cache_folder, make_cache_folder
 from nni_petridish.config import SearchConfig
 from nni_petridish.kinds import kind_of
 from nni_petridish.plan import Plan
@@ -80,8 +81,7 @@ def growth_seconds(plan: Plan, cost: Cost) -> tuple[float, float]:
 
 
 def _store() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "nni-petridish" / "costs.json"
+    return cache_folder() / "costs.json"
 
 
 def _key(config: SearchConfig) -> str:
@@ -108,16 +108,16 @@ def _remember(config: SearchConfig, cost: Cost) -> None:
     known = {**_read_store(), _key(config): asdict(cost)}
     latest = dict(list(known.items())[-_KEPT:])
     try:
-        _store().parent.mkdir(parents=True, exist_ok=True)
+        make_cache_folder()
         write_file(_store(), json.dumps(latest).encode())
-    except OSError:
+    except (OSError, RuntimeError):
         pass  # no place to remember it: it will be measured again
 
 
 def _read_store() -> dict[str, Any]:
     try:
         found = json.loads(_store().read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: no home
         return {}
     return found if isinstance(found, dict) else {}
 

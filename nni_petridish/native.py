@@ -30,6 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nni_petridish.cache import make_cache_folder
 from nni_petridish.kernels import fast_kernels_apply
 
 _SOURCE = Path(__file__).with_name("native.c")
@@ -267,9 +268,7 @@ def _digest(compiler: str) -> str:
 
 
 def _cache_folder() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "nni_petridish"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = make_cache_folder()
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:  # what lies there is run
         raise PermissionError(f"others may write to {folder}; set XDG_CACHE_HOME")

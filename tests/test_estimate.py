@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nni_petridish.cache import make_cache_folder
 from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
 from nni_petridish.errors import ConfigError
@@ -71,6 +72,9 @@ def test_check_prints_size_time_and_memory(
     assert measured.startswith(output.rstrip())
     assert re.search(r"about \d+ s, its first growth \d+ s .* [\d.]+ GiB\.", measured)
     assert not (tmp_path / "gallery").exists()
+    # Compiled kernels lie in the same folder, where nobody else may write.
+    assert make_cache_folder() == cache / "nni-petridish"
+    assert make_cache_folder().stat().st_mode & 0o077 == 0
     # Asked again it is recalled, unless it is to be measured anew; a broken store does no harm.
     store = cache / "nni-petridish" / "costs.json"
     (known,) = json.loads(store.read_text()).items()

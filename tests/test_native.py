@@ -276,7 +276,7 @@ def test_a_hidden_sum_forgets_what_nobody_took() -> None:
 def test_a_broken_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     whole = Path(native._loaded(torch.empty(0, dtype=torch.float64))._name)
-    broken = tmp_path / "nni_petridish" / whole.name
+    broken = tmp_path / "nni-petridish" / whole.name
     broken.parent.mkdir(mode=0o700)
     broken.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     assert native._library.__wrapped__(torch.float64) is not None
@@ -287,7 +287,7 @@ def test_what_others_may_write_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = tmp_path / "nni_petridish"
+    folder = tmp_path / "nni-petridish"
     folder.mkdir()
     folder.chmod(0o777)
     with caplog.at_level(logging.WARNING):
@@ -315,7 +315,7 @@ def test_a_compiler_that_fails_is_done_without(
     with caplog.at_level(logging.WARNING):
         assert native._library.__wrapped__(torch.float32) is None
     assert "could not be compiled" in caplog.text
-    assert os.listdir(tmp_path / "nni_petridish") == []  # nothing half-made stays behind
+    assert os.listdir(tmp_path / "nni-petridish") == []  # nothing half-made stays behind
     compiler.unlink()
     assert native._library.__wrapped__(torch.float32) is None
 
@@ -323,7 +323,7 @@ def test_a_compiler_that_fails_is_done_without(
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert native._library.__wrapped__(torch.float64) is not None
-    (made,) = (tmp_path / "nni_petridish").iterdir()
+    (made,) = (tmp_path / "nni-petridish").iterdir()
     before = made.stat().st_mtime_ns
     assert native._library.__wrapped__(torch.float64) is not None
     assert made.stat().st_mtime_ns == before
