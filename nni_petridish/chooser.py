@@ -64,13 +64,22 @@ class Range:
         return min(max(value, self.low), self.high)
 
 
-def split_ranges(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Range]]:
+def split_ranges(
+    given: Mapping[str, Any], usual: SearchSettings | None = None
+) -> tuple[dict[str, Any], dict[str, Range]]:
     """Separate ranges from numbers.
+
+    Parameters
+    ----------
+    given
+        Settings of a search, some of them perhaps ranges.
+    usual
+        What such a search has by default; None for the paper's λ and I_max.
 
     Returns
     -------
     tuple
-        The settings as numbers, a range replaced by its value nearest to the paper's, with which
+        The settings as numbers, a range replaced by its value nearest to the usual, with which
         the first growth is tried; and the ranges.
 
     Examples
@@ -83,8 +92,8 @@ def split_ranges(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Ra
         for name in RANGED
         if isinstance(given.get(name), Mapping)
     }
-    paper = SearchSettings()
-    starts = {name: range.nearest(getattr(paper, name)) for name, range in ranges.items()}
+    usual = usual or SearchSettings()
+    starts = {name: range.nearest(getattr(usual, name)) for name, range in ranges.items()}
     return {**given, **starts}, ranges
 
 

@@ -120,7 +120,7 @@ class SearchConfig:
         if "ablations" in arguments:
             check_ablations(arguments.pop("ablations"))
         with prefix(f"{ARGUMENTS}."):
-            arguments, ranges = split_ranges(kind.with_defaults(arguments))
+            arguments, ranges = split_ranges(kind.with_defaults(arguments), usual_settings(space))
             settings = _read_settings(arguments)
             plan = Plan(**{name: arguments[name] for name in _PLAN if name in arguments})
         recipe = kind.read_recipe(mapping(f"{ARGUMENTS}.recipe", arguments.get("recipe", {})), data)
@@ -266,7 +266,12 @@ def _read_start(
         return find_start(path, id, space, data)
 
 
-def _check_kind(space: dict[str, Any]) -> dict[str, Any]:
+def usual_settings(search_space: Mapping[str, Any]) -> SearchSettings:
+    """Return the settings that a search in such a space has if nothing is said of them."""
+    return SearchSettings(**kind_of(_check_kind(search_space)).with_defaults({}))
+
+
+def _check_kind(space: Mapping[str, Any]) -> dict[str, Any]:
     named = {"space": "vision", **space}
     kind_of(named)
     return named

@@ -244,6 +244,9 @@ def test_a_recurrent_search_has_defaults_of_its_own(tmp_path: Path) -> None:
     changes = {**RECURRENT, f"{ARGUMENTS}.i_max": GONE, f"{ARGUMENTS}.l1": GONE}
     settings = SearchConfig.from_yaml(write(tmp_path, changes)).settings
     assert (settings.l1, settings.i_max) == (0.01, 1)
+    # In a range every growth chooses its own λ; the first has the default.
+    changes[f"{ARGUMENTS}.l1"] = {"low": 1e-4, "high": 0.1}
+    assert SearchConfig.from_yaml(write(tmp_path, changes)).settings.l1 == 0.01
 
 
 def test_a_config_goes_through_the_gallery_unchanged(tmp_path: Path) -> None:

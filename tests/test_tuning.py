@@ -667,20 +667,37 @@ def test_all_plots_are_drawn_where_there_is_enough_to_draw(tmp_path: Path) -> No
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in paths)
 
 
-@pytest.mark.parametrize(
-    ("name", "paper"),
-    [("petridish", {"l1": 0.001, "i_max": 3}), ("petridish_rnn", {"l1": 10.0})],
-)
-def test_without_a_word_about_tuning_a_study_begins_with_the_papers_setting(
-    tmp_path: Path, name: str, paper: dict[str, float]
-) -> None:
+def read_config(name: str, folder: Path) -> Tuning:
     document = yaml.safe_load((ROOT / "configs" / f"{name}.yml").read_text())
-    document["tuner"]["codeDirectory"] = str(tmp_path)
-    (tmp_path / "config.yml").write_text(yaml.safe_dump(document))
-    tuning = Tuning.from_yaml(tmp_path / "config.yml")
+    document["tuner"]["codeDirectory"] = str(folder)
+    (folder / "config.yml").write_text(yaml.safe_dump(document))
+    return Tuning.from_yaml(folder / "config.yml")
+
+
+def test_recurrent_settings_are_grouped_by_powers_of_ten(tmp_path: Path) -> None:
+    tuning = read_config("petridish_rnn", tmp_path)
+    study = open_study(tuning)
+    for l1, error in [(0.0002, 60.0), (0.008, 50.0), (0.02, 51.0), (0.09, 70.0)]:
+        complete(study, tuning, [error], l1=l1)
+    averages = {row["λ"]: row["average lowest error"] for row in tables.ablation_by_l1(study)}
+    assert averages == {"0.0001": "60.0000", "0.01": "50.5000", "0.1": "70.0000"}
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "l1"),
+    [
+        ("petridish", {"l1": 0.001, "i_max": 3}, (1e-5, 0.1)),
+        ("petridish_rnn", {"l1": 0.01}, (1e-4, 0.1)),
+    ],
+)
+def test_without_a_word_about_tuning_a_study_begins_with_the_default_setting(
+    tmp_path: Path, name: str, default: dict[str, float], l1: tuple[float, float]
+) -> None:
+    tuning = read_config(name, tmp_path)
     trial = Queue(open_study(tuning), tuning).take()
     assert trial is not None
-    assert trial.params == paper
+    assert trial.params == default
+    assert tuning.section.space["l1"].corners() == l1
 
 
 def test_the_config_is_a_study_and_a_search(tmp_path: Path) -> None:

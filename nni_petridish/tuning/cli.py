@@ -69,7 +69,7 @@ def _run(tuning: Tuning, jobs: int) -> None:
     from nni_petridish.tuning.tables import describe_trial
 
     if not tuning.default():
-        print("The space leaves out the paper's setting: the study may end worse than it.")
+        print("The space leaves out the default setting: the study may end worse than it.")
     names = list(tuning.section.space)
     tune(
         tuning,

@@ -1,7 +1,7 @@
 """Which trial next, for any number of processes that work on one study.
 
 A study of N trials is N settings, each tried once. Whoever has nothing to do takes the next one:
-first what waits (the paper's setting, settings that lost their process), then a new one that the
+first what waits (the default setting, settings that lost their process), then a new one that the
 sampler proposes. Processes take turns by a lock in the study's folder, because not every storage
 hands out a waiting trial to one of two at the same moment only (SQLite does not).
 
@@ -94,7 +94,7 @@ class Queue:
         return self._study.get_trials(deepcopy=False)
 
     def _enqueue_first(self) -> None:
-        """Queue the paper's setting, so that no study ends worse than it; or the whole grid."""
+        """Queue the default setting, so that no study ends worse than it; or the whole grid."""
         default, section = self._tuning.default(), self._tuning.section
         settings: list[Values] = [default] if default else []
         if section.sampler == "grid":

@@ -118,11 +118,11 @@ class Dimension:
 def default_space(kind: str = "vision") -> dict[str, Dimension]:
     """Return what spans the values that the paper tried: λ in 1e-5 .. 0.1, I_max in 2 .. 4.
 
-    Recurrent cells grow by one node at a time; their λ, of which the paper names 10 alone, lies in
-    0.001 .. 100.
+    Recurrent cells grow by one node at a time. The paper names one λ for them, 10, in a scale it
+    does not give; here it lies in 1e-4 .. 0.1, beyond which noise is selected (docs/recurrent.md).
     """
     if kind == "recurrent":
-        return {"l1": Dimension(1e-3, 100.0, log=True)}
+        return {"l1": Dimension(1e-4, 0.1, log=True)}
     return {"l1": Dimension(1e-5, 0.1, log=True), "i_max": Dimension(2, 4)}
 
 

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.checks import dig, mapping, put, resolve
-from nni_petridish.config import SearchConfig, read_experiment
+from nni_petridish.chooser import RANGED
+from nni_petridish.config import SearchConfig, read_experiment, usual_settings
 from nni_petridish.errors import ConfigError
 from nni_petridish.plan import Plan
 from nni_petridish.records import SearchSettings
 from nni_petridish.tuning.section import PLACE, Section, Values
 
-PAPER: dict[str, Values] = {
-    "vision": {"l1": 0.001, "i_max": 3},
-    "recurrent": {"l1": 10.0, "i_max": 1},
-}
-"""λ and I_max of the paper, by the kind of space."""
 _FIXED = ("seed", "limits")
 _TUNABLE = {f.name for kind in (SearchSettings, Plan) for f in fields(kind)} - set(_FIXED)
 
@@ -101,15 +97,14 @@ class Tuning:
         return SearchConfig.from_parts(self.search_space, arguments, self.base, self.experiment)
 
     def default(self) -> Values:
-        """Return the paper's setting: its λ and I_max, and the configuration's other values.
+        """Return the default λ and I_max (the paper's, for images) and the configuration's values.
 
         What the study may not choose is left out.
         """
-        paper = PAPER.get(self.search_space.get("space", "vision"), {})
+        usual = usual_settings(self.search_space)
         found = {
-            name: paper.get(name, dig(self.arguments, name))
+            name: getattr(usual, name) if name in RANGED else dig(self.arguments, name)
             for name in self.section.space
-            if name in paper or dig(self.arguments, name) is not None
         }
         return {n: value for n, value in found.items() if self.section.space[n].holds(value)}
 

@@ -16,8 +16,8 @@ from nni_petridish.tuning.queue import first_number, live
 from nni_petridish.tuning.storage import IDENTITY
 
 Row = dict[str, str]
-PAPER_L1 = (1e-5, 1e-3, 1e-1)
-"""The values of λ that the paper compared."""
+L1_GROUPS = {"vision": (1e-5, 1e-3, 1e-1), "recurrent": (1e-4, 1e-3, 1e-2, 1e-1)}
+"""The values of λ that settings are grouped by: for images those that the paper compared."""
 _SYMBOLS = {"l1": "λ", "i_max": "I_max"}
 
 
@@ -48,13 +48,14 @@ def ablation_by_i_max(study: optuna.Study) -> list[Row]:
 
 
 def ablation_by_l1(study: optuna.Study) -> list[Row]:
-    """Return the average lowest error per λ; each λ counts for the nearest of the paper's."""
+    """Return the average lowest error per λ; each λ counts for the nearest of its group's."""
+    groups = L1_GROUPS[study.user_attrs[IDENTITY]["searchSpace"]["space"]]
 
     def nearest(trial: FrozenTrial) -> float | None:
         l1 = trial.params.get("l1")
         if l1 is None or l1 <= 0:
             return l1
-        return min(PAPER_L1, key=lambda value: abs(math.log(value / l1)))
+        return min(groups, key=lambda value: abs(math.log(value / l1)))
 
     return _ablation(completed(study), "λ", nearest)
 
