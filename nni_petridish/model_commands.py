@@ -29,7 +29,7 @@ def add_model_commands(subparsers: Any) -> None:
     export = subparsers.add_parser("export", help="write a model to a file of its own")
     export.set_defaults(command=_export)
     train = subparsers.add_parser(
-        "train", help="train a model from scratch on all training images, as large as you like"
+        "train", help="train a model from scratch on all training data, as large as you like"
     )
     train.set_defaults(command=_train)
     for command in (show, export, train):

@@ -227,7 +227,8 @@ def end_experiment() -> bool:
     """Ask the manager to call the experiment done once its trials are.
 
     A tuner cannot say that by itself; lowering the maximal number of trials to those there are
-    does.
+    does. If there was nothing to do at all its time is over instead: NNI would not resume an
+    experiment of no trials.
     """
     channel = os.environ.get("NNI_TUNER_COMMAND_CHANNEL", "")
     match = re.fullmatch(r"ws://([^/]+)(/.*)?/tuner", channel)
@@ -239,9 +240,12 @@ def end_experiment() -> bool:
         profile = json.load(answer)
     with opener.open(f"{url}/trial-jobs", timeout=10) as answer:
         trials = len(json.load(answer))
-    profile["params"]["maxTrialNumber"] = max(1, trials)
+    if trials:
+        limit, profile["params"]["maxTrialNumber"] = "MAX_TRIAL_NUM", trials
+    else:
+        limit, profile["params"]["maxExperimentDuration"] = "MAX_EXEC_DURATION", "1s"
     request = urllib.request.Request(
-        f"{url}/experiment?update_type=MAX_TRIAL_NUM",
+        f"{url}/experiment?update_type={limit}",
         json.dumps(profile).encode(),
         {"Content-Type": "application/json"},
         method="PUT",

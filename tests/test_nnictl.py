@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,10 +16,11 @@ import pytest
 from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
 from nni_petridish.gallery import Gallery
-from nni_petridish.launch import Experiment, NniError, free_port, nnictl
+from nni_petridish.launch import Experiment, NniError, _signals_put_off, free_port, nnictl
 from nni_petridish.runner import run_search
 from nni_petridish.search import Search
 from tests import chaos
+from tests.small_gallery import vision_gallery
 
 
 def genotypes(config: SearchConfig) -> dict[str, object]:
@@ -90,19 +94,46 @@ def test_the_manager_is_off_the_network_and_comes_back_so(tmp_path: Path) -> Non
             assert listening == [("127.0.0.1", experiment.port)]
 
 
+def test_an_experiment_with_nothing_to_do_is_done(tmp_path: Path) -> None:
+    vision_gallery(tmp_path)  # as many models as its limit
+    with Experiment(tmp_path / "config.yml", free_port()) as experiment:
+        wait_for(lambda: chaos.is_done(experiment), 60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_put_off_and_then_count_again(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with _signals_put_off() as arrived:
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+    assert arrived == [number, number]
+    assert signal.getsignal(number) is before
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [1, 12])
-def test_a_run_that_is_terminated_leaves_no_process(tmp_path: Path, seconds: int) -> None:
+@pytest.mark.parametrize("stage", ["create", "nni_petridish.trial"])
+def test_a_run_that_is_terminated_leaves_no_process(tmp_path: Path, stage: str) -> None:
     path = chaos.write_config(tmp_path, 50)
     command = [sys.executable, "-m", "nni_petridish.cli", "run", str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    time.sleep(seconds)
-    process.terminate()
-    output, _ = process.communicate(timeout=90)
-    for name in output.split("(experiment ")[1:]:
-        assert not any(chaos.processes(name.split(")")[0]).values())
-    mine = [p for p in psutil.process_iter(["cmdline"]) if str(path) in " ".join(p.cmdline())]
-    assert not mine
+    marked = {**os.environ, "STARTED_BY": str(path)}  # which manager, tuner and trials inherit
+    process = subprocess.Popen(command, env=marked)
+    wait_for(lambda: any(stage in command for command in commands_of(path)), 120)
+    deadline = time.monotonic() + 90
+    while process.poll() is None:  # more signals come while the experiment is being stopped
+        assert time.monotonic() < deadline, "it does not end"
+        process.terminate()
+        time.sleep(0.3)
+    assert not commands_of(path)
+
+
+def commands_of(path: Path) -> list[list[str]]:
+    """Return the command lines of all processes that the run of a configuration has started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("STARTED_BY") == str(path):
+                found.append(process.cmdline())
+    return found
 
 
 @pytest.mark.slow
