@@ -6,10 +6,15 @@ its mean and variance only. With g = ∇_{x_k} L, the same for all candidates of
 pass is
 
     dα = ⟨g, û⟩,    du = α/σ · (g − mean(g) − û · mean(g·û)).
+
+A `HiddenCandidate` is not even computed in the forward pass. Its turn is the backward pass, when g
+is known: one candidate after the other, forward and backward in one go while what is between them
+is in the cache, and nothing is kept in memory from the one pass to the other.
 """
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +37,7 @@ from nni_petridish.moments import (
     update_running_statistics,
     widened,
 )
-from nni_petridish.native import native_applies
+from nni_petridish.native import BranchGradients, native_applies
 
 
 class SharedInput:
@@ -41,6 +46,13 @@ class SharedInput:
     def __init__(self, value: Tensor) -> None:
         self.value = value
         self._rectified: Tensor | None = None
+
+    @functools.cached_property
+    def is_native(self) -> bool:
+        """Whether the kernels in C can take it, in a backward pass too."""
+        # An inference tensor cannot be saved for one.
+        inference = self.value.is_inference() and not torch.is_inference_mode_enabled()
+        return not inference and native_applies(self.value)
 
     @property
     def rectified(self) -> Tensor:
@@ -58,8 +70,42 @@ class HasLastNorm(ABC):
         """Return the batch norm at its end."""
 
 
+class HiddenCandidate(ABC):
+    """A candidate that is computed in the backward pass.
+
+    Attributes
+    ----------
+    x
+        Its input.
+    parameters
+        Its parameters, in some order.
+    norms
+        All its batch norms, the last one at the end.
+    """
+
+    x: Tensor
+    parameters: Sequence[Tensor]
+    norms: Sequence[nn.BatchNorm2d]
+
+    @abstractmethod
+    def gradients(
+        self,
+        g: Tensor,
+        alpha: float,
+        x: Tensor,
+        parameters: Sequence[Tensor],
+        dx: Tensor | None,
+        adds: bool,
+    ) -> BranchGradients:
+        """Return the gradients where x_k has the gradient g; see `native.Branch.gradients`."""
+
+
 class EndsInNorm(HasLastNorm):
     """An op that can be computed without the batch norm at its end."""
+
+    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+        """Return this op as a candidate for the backward pass, if it can be; x is a native one."""
+        return None
 
     @abstractmethod
     def before_norm(self, z: SharedInput) -> BeforeNorm:
@@ -93,6 +139,12 @@ class Unnormalized(NamedTuple):
         return cls(value, op.last_norm(), moments or row_moments(value.detach()), late)
 
 
+def hide(op: EndsInNorm, z: SharedInput) -> HiddenCandidate | None:
+    """Return op(z) as a candidate for the backward pass, if it can be and there will be one."""
+    # Without a backward pass to come, the norms see their statistics in the forward pass or never.
+    return op.hidden(z.value) if torch.is_grad_enabled() and z.is_native else None
+
+
 def can_hide_norms(ops: Iterable[nn.Module], z: Iterable[Tensor]) -> bool:
     """Return whether `add_hidden_sum` can take all op_j(z_i) as they are before their norms."""
     return all(_has_hidable_norm(op) for op in ops) and all(
@@ -101,8 +153,19 @@ def can_hide_norms(ops: Iterable[nn.Module], z: Iterable[Tensor]) -> bool:
     )
 
 
+class _Plan(NamedTuple):
+    """What a site's candidates are, in the order of the table."""
+
+    order: list[int]
+    """The place of each in the table: first those with a value, then the hidden ones."""
+    late: Sequence[LateGradient | None]
+    hidden: Sequence[HiddenCandidate]
+    inputs: list[int]
+    """Which of the inputs each hidden one takes."""
+
+
 class _AddHiddenSum(torch.autograd.Function):
-    """The sum over candidates that are normalised, or of known moments but not normalised yet."""
+    """The sum over candidates: normalised, of known moments but not normalised yet, or hidden."""
 
     @staticmethod
     def forward(
@@ -111,31 +174,86 @@ class _AddHiddenSum(torch.autograd.Function):
         alpha: Tensor,
         mean: Tensor | None,
         inv_std: Tensor | None,
-        late: Sequence[LateGradient | None],
-        *candidates: Tensor,
+        plan: _Plan,
+        *tensors: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(alpha, mean, inv_std, *candidates)
-        ctx.late = late
+        ctx.save_for_backward(alpha, mean, inv_std, *tensors)
+        ctx.plan, ctx.observed = plan, False
         return x_k.view_as(x_k)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,) = grads
-        alpha, mean, inv_std, *candidates = ctx.saved_tensors
+        (g,), plan = grads, ctx.plan
+        alpha, mean, inv_std, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[5:]
-        if mean is None:
-            products, grad_u = _gradients(g, alpha, candidates, wanted)
+        n = len(plan.order) - len(plan.hidden)
+        by_kind = alpha[plan.order]
+        if mean is None and not plan.hidden:
+            products, grad_tensors = _gradients(g, by_kind, tensors, wanted)
         else:
             g = g.contiguous(memory_format=torch.channels_last)
-            gradients = _native_gradients if native_applies(g) else _normalized_gradients
-            products, grad_u = gradients(g, alpha, mean, inv_std, candidates, wanted, ctx.late)
-        grad_alpha = products.to(alpha.dtype) if ctx.needs_input_grad[1] else None
-        return g, grad_alpha, None, None, None, *grad_u
+            products, grad_tensors = alpha.new_empty(0), []
+            if n > 0:
+                gradients = _native_gradients if native_applies(g) else _normalized_gradients
+                products, grad_tensors = gradients(
+                    g, by_kind[:n], mean, inv_std, tensors[:n], wanted[:n], plan.late
+                )
+            if plan.hidden:
+                hidden = _HiddenGradients(plan, g, tensors[n:], wanted[n:])
+                found, moments = hidden.compute(by_kind[n:].tolist())
+                products = torch.cat([products, alpha.new_tensor(found)])
+                grad_tensors += hidden.gradients()
+                if not ctx.observed:  # once, should there be more than one backward pass
+                    ctx.observed = True
+                    _observe(plan.hidden, moments, g.numel() // g.shape[1])
+        grad_alpha = None
+        if ctx.needs_input_grad[1]:
+            grad_alpha = torch.empty_like(alpha)
+            grad_alpha[plan.order] = products.to(alpha.dtype)
+        return g, grad_alpha, None, None, None, *grad_tensors
+
+
+class _HiddenGradients:
+    """The gradients of a site's hidden candidates, computed one after the other."""
+
+    def __init__(
+        self, plan: _Plan, g: Tensor, tensors: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> None:
+        n = 1 + max(plan.inputs)
+        self.plan, self.g = plan, g
+        # What saves tensors elsewhere may have changed their layout.
+        self.inputs = [x.contiguous(memory_format=torch.channels_last) for x in tensors[:n]]
+        self.rest = iter(tensors[n:])
+        self.input_grads = [
+            torch.empty_like(x) if want else None
+            for x, want in zip(self.inputs, wanted, strict=False)
+        ]
+        self.parameter_grads: list[Tensor] = []
+
+    def compute(self, alpha: Sequence[float]) -> tuple[list[float], list[Tensor]]:
+        """Return dα and the moments of each candidate."""
+        found, moments, written = [], [], set()
+        for candidate, i, weight in zip(self.plan.hidden, self.plan.inputs, alpha, strict=True):
+            parameters = [next(self.rest).contiguous() for _ in candidate.parameters]
+            gradients = candidate.gradients(
+                self.g, weight, self.inputs[i], parameters, self.input_grads[i], i in written
+            )
+            written.add(i)
+            found.append(gradients.alpha)
+            moments.append(gradients.moments)
+            self.parameter_grads += gradients.parameters
+        return found, moments
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return the gradients of all inputs and parameters."""
+        return [*self.input_grads, *self.parameter_grads]
 
 
 def add_hidden_sum(
-    x_k: Tensor, alpha: Tensor, candidates: Sequence[Tensor] | Sequence[Unnormalized]
+    x_k: Tensor,
+    alpha: Tensor,
+    candidates: Sequence[Tensor] | Sequence[Unnormalized | HiddenCandidate],
 ) -> Tensor:
     """Return ``x_k + sf(Σ_c α_c û_c)`` (Algorithm 1, lines 7 and 11) without computing the sum.
 
@@ -146,14 +264,36 @@ def add_hidden_sum(
     alpha
         One weight for each candidate, shape ``(len(candidates),)``.
     candidates
-        The shortcuts û_c = op_j(sg(z_i)), each of x_k's shape: all normalised, or all not.
+        The shortcuts û_c = op_j(sg(z_i)), each of x_k's shape: all normalised, or none.
     """
-    values = [c.value if isinstance(c, Unnormalized) else c for c in candidates]
+    visible = [i for i, c in enumerate(candidates) if not isinstance(c, HiddenCandidate)]
+    hidden = {i: c for i, c in enumerate(candidates) if isinstance(c, HiddenCandidate)}
     unnormalized = [c for c in candidates if isinstance(c, Unnormalized)]
     mean, inv_std = _observed_moments(unnormalized) if unnormalized else (None, None)
+    inputs, numbers = _distinct([c.x for c in hidden.values()])
     late = [c.late for c in unnormalized]
-    result: Tensor = _AddHiddenSum.apply(x_k, alpha, mean, inv_std, late, *values)
+    plan = _Plan([*visible, *hidden], late, list(hidden.values()), numbers)
+    result: Tensor = _AddHiddenSum.apply(
+        *(x_k, alpha, mean, inv_std, plan),
+        *([c.value for c in unnormalized] or [c for c in candidates if isinstance(c, Tensor)]),
+        *inputs,
+        *(parameter for c in hidden.values() for parameter in c.parameters),
+    )
     return result
+
+
+def _distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+    """Return each tensor once, and which of them each one is."""
+    distinct = list({id(tensor): tensor for tensor in tensors}.values())
+    numbers = {id(tensor): i for i, tensor in enumerate(distinct)}
+    return distinct, [numbers[id(tensor)] for tensor in tensors]
+
+
+def _observe(hidden: Sequence[HiddenCandidate], moments: Sequence[Tensor], count: int) -> None:
+    """Show the norms of hidden candidates what they would have seen in the forward pass."""
+    mean, variance = torch.cat(list(moments)).unbind(1)
+    norms = [norm for candidate in hidden for norm in candidate.norms]
+    update_running_statistics(norms, mean, variance, count)
 
 
 @torch.no_grad()
@@ -245,6 +385,10 @@ def _has_hidable_norm(op: nn.Module) -> bool:
         and norm.training
         and norm.track_running_stats
         and not norm.affine
-        # The statistics of all candidates are updated at once, so these must be the same.
-        and (norm.momentum, norm.eps) == (0.1, 1e-5)
+        and has_default_settings(norm)
     )
+
+
+def has_default_settings(norm: nn.BatchNorm2d) -> bool:
+    """Return whether its statistics can be updated together with those of all others."""
+    return (norm.momentum, norm.eps) == (0.1, 1e-5)

@@ -52,6 +52,18 @@ INLINE long lanes_of(long block, batch b) {
     return b.channels - block * LANES < LANES ? b.channels - block * LANES : LANES;
 }
 
+/* A unit, with what it takes and makes, forward and backward. */
+typedef struct {
+    conv c;
+    const REAL *x, *scale, *shift; /* ReLU(scale·x + shift), or ReLU(x) without a scale */
+    const REAL *depthwise, *pointwise;
+    REAL *y, *mean, *variance; /* the output, and its moments */
+    const REAL *g, *of_g, *of_y, *constant; /* the output's gradient, of_g·g + of_y·y + constant */
+    const REAL *centre; /* the mean of x, if it is normalised */
+    REAL *dx, *totals, *products, *ddepthwise, *dpointwise;
+    long adds; /* whether dx is added to what is there */
+} unit;
+
 /* One block of channels of an image, and the padding around it. */
 typedef struct {
     vec *inside, *start;
@@ -136,15 +148,18 @@ INLINE void correlate(
 }
 
 static void correlate_image(vec *sums, frame g, frame x, batch b, conv c) {
-    long height = strided(b.height, c), width = strided(b.width, c);
-    if (c.kernel == 3 && c.stride == 1) correlate(sums, g, x, height, width, 3, 1, c.dilation);
-    else if (c.kernel == 3) correlate(sums, g, x, height, width, 3, 2, c.dilation);
-    else if (c.stride == 1) correlate(sums, g, x, height, width, 5, 1, c.dilation);
-    else correlate(sums, g, x, height, width, 5, 2, c.dilation);
+    long height = strided(b.height, c), width = strided(b.width, c), d = c.dilation;
+    if (c.kernel == 3 && c.stride == 1) correlate(sums, g, x, height, width, 3, 1, d);
+    else if (c.kernel == 3) correlate(sums, g, x, height, width, 3, 2, d);
+    else if (c.stride == 1) correlate(sums, g, x, height, width, 5, 1, d);
+    else correlate(sums, g, x, height, width, 5, 2, d);
 }
 
-/* to = from · weight, for pixels of one row; weight[i·blocks + o] has blocks of outputs. */
-static void multiply(vec *to, const vec *from, const vec *weight, long pixels, batch b) {
+/* to = from · weight, for pixels of one row; weight[i·blocks + o] has blocks of outputs. Neighbours
+lie a step apart, blocks of channels a block_step. */
+static void multiply(
+    vec *to, long step, long block_step, const vec *from, const vec *weight, long pixels, batch b
+) {
     long n = blocks(b), pixel = 0;
     const REAL *in = (const REAL *)from;
     for (; pixel + PIXELS <= pixels; pixel += PIXELS)
@@ -156,14 +171,19 @@ static void multiply(vec *to, const vec *from, const vec *weight, long pixels, b
                 for (long p = 0; p < PIXELS; p++) sum[p] += in[(pixel + p) * n * LANES + i] * w;
             }
 #pragma GCC unroll 8
-            for (long p = 0; p < PIXELS; p++) to[(pixel + p) * n + o] = sum[p];
+            for (long p = 0; p < PIXELS; p++) to[(pixel + p) * step + o * block_step] = sum[p];
         }
     for (; pixel < pixels; pixel++)
         for (long o = 0; o < n; o++) {
             vec sum = {0};
             for (long i = 0; i < b.channels; i++) sum += in[pixel * n * LANES + i] * weight[i * n + o];
-            to[pixel * n + o] = sum;
+            to[pixel * step + o * block_step] = sum;
         }
+}
+
+INLINE void add_lanes(double *sums, vec value, long lanes) {
+    if (lanes == LANES) for (long lane = 0; lane < LANES; lane++) sums[lane] += value[lane];
+    else for (long lane = 0; lane < lanes; lane++) sums[lane] += value[lane];
 }
 
 /* sums[o, i] += Σ g[pixel, o] · u[pixel, i]. */
@@ -179,8 +199,7 @@ static void accumulate(double *sums, const vec *g, const vec *u, long pixels, ba
                 for (long k = 0; k < OUTPUTS; k++) sum[k] += by[pixel * n * LANES + k] * value;
             }
             for (long k = 0; k < OUTPUTS && o + k < b.channels; k++)
-                for (long lane = 0; lane < lanes_of(i, b); lane++)
-                    sums[(o + k) * b.channels + i * LANES + lane] += sum[k][lane];
+                add_lanes(sums + (o + k) * b.channels + i * LANES, sum[k], lanes_of(i, b));
         }
 }
 
@@ -198,18 +217,24 @@ static void load_pointwise(vec *rows, const REAL *weight, batch b, int transpose
                 weight[o * b.channels + i];
 }
 
-/* u = depthwise conv of ReLU(scale·x + shift) of one image, which stays in the frames. */
-static void rectified_conv(
-    vec *u, vec *frames, const vec *taps, const REAL *x, const REAL *scale, const REAL *shift,
-    batch b, conv c
-) {
-    long n = blocks(b), width = strided(b.width, c), size = c.kernel * c.kernel;
-    for (long k = 0; k < n; k++) {
+/* frames = ReLU(scale·x + shift) of one image. */
+static void rectify_image(vec *frames, const unit *of, long image, batch b) {
+    const REAL *x = of->x + image * pixels(b) * b.channels;
+    for (long k = 0; k < blocks(b); k++) {
         long first = k * LANES, lanes = lanes_of(k, b);
-        frame f = frame_in(frames + k * frame_in(0, b, c).size, b, c);
-        const REAL *by = scale ? scale + first : NULL, *plus = scale ? shift + first : NULL;
+        frame f = frame_in(frames + k * frame_in(0, b, of->c).size, b, of->c);
+        const REAL *by = of->scale ? of->scale + first : NULL;
+        const REAL *plus = of->scale ? of->shift + first : NULL;
         if (lanes == LANES) rectify(f, x + first, by, plus, b, LANES);
         else rectify(f, x + first, by, plus, b, lanes);
+    }
+}
+
+/* u = depthwise conv of the image in the frames. */
+static void convolve_image(vec *u, vec *frames, const vec *taps, batch b, conv c) {
+    long n = blocks(b), width = strided(b.width, c), size = c.kernel * c.kernel;
+    for (long k = 0; k < n; k++) {
+        frame f = frame_in(frames + k * frame_in(0, b, c).size, b, c);
         for (long i = 0; i < strided(b.height, c); i++)
             convolve_row(
                 u + i * width * n + k, n, f.start + i * c.stride * f.width, taps + k * size, f,
@@ -224,97 +249,127 @@ static void *zeros(size_t bytes) {
     return memory;
 }
 
-INLINE void image_moments(double *mean, double *m2, const REAL *x, batch b, long k, long lanes) {
-    vec sum = {0}, rest = {0}, squares = {0};
-    for (long p = 0; p < pixels(b); p++) sum += load(x + p * b.channels + k * LANES, lanes);
-    vec centre = sum / (REAL)pixels(b);
-    for (long p = 0; p < pixels(b); p++) {
-        vec from = load(x + p * b.channels + k * LANES, lanes) - centre;
-        rest += from;
-        squares += from * from;
-    }
-    for (long lane = 0; lane < lanes; lane++) {
-        double off = rest[lane] / pixels(b); /* the centre is rounded */
-        mean[k * LANES + lane] = centre[lane] + off;
-        m2[k * LANES + lane] = squares[lane] - off * off * pixels(b);
-    }
-}
+/* Sums over one block of channels of an image y, of which the rows come one after the other: of y
+and y² around the mean of the first row, and with the gradient g of each. */
+typedef struct {
+    vec centre, sum, squares, total, products;
+} sums_of_block;
 
-static void moments_of(double *mean, double *m2, const REAL *x, batch b) {
-    for (long k = 0; k < blocks(b); k++)
-        if (lanes_of(k, b) == LANES) image_moments(mean, m2, x, b, k, LANES);
-        else image_moments(mean, m2, x, b, k, lanes_of(k, b));
-}
+/* The same over images, for one channel: Σ (y − mean)² is m2, Σ g·(y − mean) is product. */
+typedef struct {
+    double mean, m2, total, product;
+} sums_of_channel;
 
-/* Mean and biased variance of each channel, from the mean and M2 = Σ (x − mean)² of each image. */
-static void pool_moments(REAL *mean, REAL *variance, const double *means, const double *m2, batch b) {
-    for (long channel = 0; channel < b.channels; channel++) {
-        double centre = 0, within = 0, between = 0;
-        for (long at = channel; at < b.images * b.channels; at += b.channels)
-            centre += means[at] / b.images, within += m2[at] / b.images;
-        for (long at = channel; at < b.images * b.channels; at += b.channels)
-            between += (means[at] - centre) * (means[at] - centre) / b.images;
-        mean[channel] = centre, variance[channel] = within / pixels(b) + between;
-    }
-}
-
-/* Mean and biased variance of each channel. Returns whether there was memory, as all do here. */
-int moments(REAL *mean, REAL *variance, const REAL *x, batch b) {
-    long size = b.images * b.channels;
-    double *means = zeros(2 * size * sizeof(double));
-    if (!means) return 0;
-#pragma omp parallel for num_threads(b.threads) schedule(static)
-    for (long image = 0; image < b.images; image++) {
-        long at = image * b.channels;
-        moments_of(means + at, means + size + at, x + at * pixels(b), b);
-    }
-    pool_moments(mean, variance, means, means + size, b);
-    free(means);
-    return 1;
-}
-
-/* y = pointwise conv of depthwise conv of ReLU(scale·x + shift), and its moments. */
-int unit_forward(
-    REAL *y, REAL *mean, REAL *variance, const REAL *x, const REAL *scale, const REAL *shift,
-    const REAL *depthwise, const REAL *pointwise, batch b, conv c
+/* Take a row into account, and write it to y if that is given. */
+INLINE void observe_block(
+    sums_of_block *sums, REAL *y, const vec *row, const REAL *g, long width, batch b, long k,
+    long lanes, int is_first
 ) {
-    long n = blocks(b), width = strided(b.width, c), size = c.kernel * c.kernel;
-    long frames_size = n * frame_in(0, b, c).size, u_size = outputs(b, c) * n;
-    long own = frames_size + u_size + width * n, shared = n * size + b.channels * n;
-    long size_of_means = b.images * b.channels;
+    long n = blocks(b);
+    sums_of_block s = sums[k];
+    if (is_first) {
+        vec sum = {0};
+        for (long j = 0; j < width; j++) sum += row[j * n + k];
+        s = (sums_of_block){.centre = sum / (REAL)width};
+    }
+    for (long j = 0; j < width; j++) {
+        vec value = row[j * n + k], from = value - s.centre;
+        s.sum += from;
+        s.squares += from * from;
+        if (y) store(y + j * b.channels + k * LANES, value, lanes);
+        if (g) {
+            vec gradient = load(g + j * b.channels + k * LANES, lanes);
+            s.total += gradient;
+            s.products += gradient * from;
+        }
+    }
+    sums[k] = s;
+}
+
+/* at is the place of the row in y and g, each of which may be missing. */
+static void observe_row(
+    sums_of_block *sums, REAL *y, const vec *row, const REAL *g, long at, long width, batch b,
+    int is_first
+) {
+    if (y) y += at;
+    if (g) g += at;
+    for (long k = 0; k < blocks(b); k++)
+        if (lanes_of(k, b) == LANES)
+            observe_block(sums, y, row, g, width, b, k, LANES, is_first);
+        else
+            observe_block(sums, y, row, g, width, b, k, lanes_of(k, b), is_first);
+}
+
+static void finish_image(sums_of_channel *to, const sums_of_block *sums, long count, batch b) {
+    for (long channel = 0; channel < b.channels; channel++) {
+        const sums_of_block *s = sums + channel / LANES;
+        long lane = channel % LANES;
+        double off = s->sum[lane] / (double)count, total = s->total[lane];
+        to[channel].mean = s->centre[lane] + off;
+        to[channel].m2 = s->squares[lane] - off * off * count;
+        to[channel].total = total, to[channel].product = s->products[lane] - off * total;
+    }
+}
+
+/* Mean and biased variance of each channel, and if wanted Σ g and Σ g·(y − mean), from the sums of
+each image. */
+static void finish_batch(
+    REAL *mean, REAL *variance, REAL *totals, REAL *products, const sums_of_channel *sums,
+    long count, batch b
+) {
+    for (long channel = 0; channel < b.channels; channel++) {
+        const sums_of_channel *end = sums + b.images * b.channels, *s;
+        double centre = 0, within = 0, between = 0, total = 0, product = 0;
+        for (s = sums + channel; s < end; s += b.channels)
+            centre += s->mean / b.images, within += s->m2 / b.images;
+        for (s = sums + channel; s < end; s += b.channels) {
+            double off = s->mean - centre;
+            between += off * off / b.images;
+            total += s->total, product += s->product + off * s->total;
+        }
+        mean[channel] = centre, variance[channel] = within / count + between;
+        if (totals) totals[channel] = total, products[channel] = product;
+    }
+}
+
+/* y = pointwise conv of depthwise conv of ReLU(scale·x + shift), and its moments. If g is given, also
+Σ g and Σ g·(y − mean) of each channel, as totals and products. Returns whether there was memory, as
+all do here. */
+int unit_forward(const unit *of, batch b) {
+    conv c = of->c;
+    long n = blocks(b), width = strided(b.width, c), height = strided(b.height, c);
+    long size = c.kernel * c.kernel, frames_size = n * frame_in(0, b, c).size;
+    long u_size = height * width * n, of_sums = n * sizeof(sums_of_block) / sizeof(vec);
+    long own = frames_size + u_size + width * n + of_sums, shared = n * size + b.channels * n;
     vec *memory = zeros((b.threads * own + shared) * sizeof(vec));
-    double *means = zeros(2 * size_of_means * sizeof(double));
-    if (!memory || !means) return free(memory), free(means), 0;
+    sums_of_channel *sums = zeros(b.images * b.channels * sizeof(sums_of_channel));
+    if (!memory || !sums) return free(memory), free(sums), 0;
     vec *taps = memory, *rows = taps + n * size;
-    load_depthwise(taps, depthwise, b, size), load_pointwise(rows, pointwise, b, 1);
-    batch result = {b.images, strided(b.height, c), width, b.channels, b.threads};
+    load_depthwise(taps, of->depthwise, b, size), load_pointwise(rows, of->pointwise, b, 1);
 #pragma omp parallel for num_threads(b.threads) schedule(static)
     for (long image = 0; image < b.images; image++) {
         vec *frames = memory + shared + omp_get_thread_num() * own;
         vec *u = frames + frames_size, *row = u + u_size;
-        REAL *to = y + image * u_size / n * b.channels;
-        rectified_conv(
-            u, frames, taps, x + image * pixels(b) * b.channels, scale, shift, b, c
-        );
-        for (long i = 0; i < result.height; i++) {
-            multiply(row, u + i * width * n, rows, width, b);
-            for (long j = 0; j < width; j++)
-                for (long k = 0; k < n; k++)
-                    store(to + (i * width + j) * b.channels + k * LANES, row[j * n + k],
-                          lanes_of(k, b));
+        sums_of_block *of_image = (sums_of_block *)(row + width * n);
+        rectify_image(frames, of, image, b);
+        convolve_image(u, frames, taps, b, c);
+        for (long i = 0; i < height; i++) {
+            long at = (image * height + i) * width * b.channels;
+            multiply(row, n, 1, u + i * width * n, rows, width, b);
+            observe_row(of_image, of->y, row, of->g, at, width, b, i == 0);
         }
-        double *mean_of_image = means + image * b.channels;
-        moments_of(mean_of_image, mean_of_image + size_of_means, to, result);
+        finish_image(sums + image * b.channels, of_image, height * width, b);
     }
-    pool_moments(mean, variance, means, means + size_of_means, result);
-    free(memory), free(means);
+    REAL *totals = of->g ? of->totals : NULL;
+    finish_batch(of->mean, of->variance, totals, of->products, sums, height * width, b);
+    free(memory), free(sums);
     return 1;
 }
 
 /* The gradient before the ReLU of one block, and its sums: alone, and times (x − mean). */
 INLINE void input_gradient(
     REAL *dx, vec *sums, vec *row, const vec *flipped, frame g, frame rectified, const REAL *x,
-    const REAL *mean, batch b, conv c, long lanes
+    const REAL *mean, batch b, conv c, long adds, long lanes
 ) {
     vec centre = {0}, total = {0}, products = {0};
     if (mean) centre = load(mean, lanes);
@@ -324,7 +379,7 @@ INLINE void input_gradient(
         for (long j = 0; j < b.width; j++) {
             long at = (i * b.width + j) * b.channels;
             vec value = keep(row[j], rectified.inside[i * rectified.width + j] > (vec){0});
-            store(dx + at, value, lanes);
+            store(dx + at, adds ? load(dx + at, lanes) + value : value, lanes);
             total += value;
             if (mean) products += value * (load(x + at, lanes) - centre);
         }
@@ -343,80 +398,283 @@ INLINE vec combined(
     return value;
 }
 
-/* Of unit_forward, where the gradient of y is of_g·g + of_y·y + constant: the gradients of both
-weights. If dx is given, it becomes the gradient before the ReLU, and totals and products become
-Σ dx and Σ dx·(x − mean) of each channel. */
-int unit_backward(
-    REAL *dx, REAL *totals, REAL *products, REAL *ddepthwise, REAL *dpointwise, const REAL *g, const REAL *y, const REAL *of_g,
-    const REAL *of_y, const REAL *constant, const REAL *x, const REAL *scale, const REAL *shift,
-    const REAL *mean, const REAL *depthwise, const REAL *pointwise, batch b, conv c
+/* One block of channels of of_g·g + of_y·y + constant, for the pixels of an image. */
+INLINE void output_gradient(
+    vec *dy, const unit *of, long start, long count, batch b, long k, long lanes
 ) {
+    const REAL *g = of->g + start + k * LANES, *y = of->y + start + k * LANES;
+    vec of_g = load(of->of_g + k * LANES, lanes), of_y = {0}, constant = {0};
+    if (of->of_y)
+        of_y = load(of->of_y + k * LANES, lanes), constant = load(of->constant + k * LANES, lanes);
+    for (long p = 0; p < count; p++) {
+        vec value = of_g * load(g + p * b.channels, lanes) + constant;
+        if (of->of_y) value += of_y * load(y + p * b.channels, lanes);
+        dy[p * blocks(b) + k] = value;
+    }
+}
+
+/* What a thread needs to take images back through a unit. */
+typedef struct {
+    vec *frames, *u, *dy, *row, *gradients;
+} workplace;
+
+/* The gradients of the weights of a unit from one image, and dx. Sums are for each channel Σ dx,
+Σ dx·(x − centre) and the taps; then the pointwise weights. */
+static void image_backward(
+    double *sums, workplace at, const vec *taps, const unit *of, long image, batch b
+) {
+    conv c = of->c;
     long n = blocks(b), width = strided(b.width, c), height = strided(b.height, c);
     long size = c.kernel * c.kernel, stride = size + 2, frame_size = frame_in(0, b, c).size;
-    long u_size = height * width * n, own = 2 * n * frame_size + 2 * u_size + b.width * n;
-    long shared = 2 * n * size + b.channels * n, sums_size = b.channels * (stride + b.channels);
+    long x_at = image * pixels(b) * b.channels, y_at = image * height * width * b.channels;
+    const vec *flipped = taps + n * size, *rows = flipped + n * size;
+    vec found[27];
+    rectify_image(at.frames, of, image, b);
+    convolve_image(at.u, at.frames, taps, b, c);
+    for (long k = 0; k < n; k++)
+        if (lanes_of(k, b) == LANES) output_gradient(at.dy, of, y_at, height * width, b, k, LANES);
+        else output_gradient(at.dy, of, y_at, height * width, b, k, lanes_of(k, b));
+    accumulate(sums + b.channels * stride, at.dy, at.u, height * width, b);
+    for (long i = 0; i < height; i++) {
+        frame to = frame_in(at.gradients, b, c);
+        vec *row = to.inside + i * c.stride * to.width;
+        multiply(row, c.stride, frame_size, at.dy + i * width * n, rows, width, b);
+    }
+    for (long k = 0; k < n; k++) {
+        frame rectified = frame_in(at.frames + k * frame_size, b, c);
+        frame gradient = frame_in(at.gradients + k * frame_size, b, c);
+        long first = k * LANES, lanes = lanes_of(k, b);
+        found[0] = found[1] = (vec){0};
+        correlate_image(found + 2, gradient, rectified, b, c);
+        if (of->dx) {
+            REAL *to = of->dx + x_at + first;
+            const REAL *from = of->x + x_at + first;
+            const REAL *centre = of->centre ? of->centre + first : NULL;
+            const vec *taps_k = flipped + k * size;
+            if (lanes == LANES)
+                input_gradient(
+                    to, found, at.row, taps_k, gradient, rectified, from, centre, b, c, of->adds,
+                    LANES
+                );
+            else
+                input_gradient(
+                    to, found, at.row, taps_k, gradient, rectified, from, centre, b, c, of->adds,
+                    lanes
+                );
+        }
+        for (long s = 0; s < stride; s++)
+            for (long lane = 0; lane < lanes; lane++)
+                sums[(first + lane) * stride + s] += found[s][lane];
+    }
+}
+
+/* Of unit_forward: the gradients of both weights. If dx is given, it becomes the gradient before the
+ReLU, or that is added to it, and totals and products become its Σ and Σ dx·(x − centre) of each
+channel. */
+int unit_backward(const unit *of, batch b) {
+    conv c = of->c;
+    long n = blocks(b), size = c.kernel * c.kernel, stride = size + 2;
+    long frames_size = n * frame_in(0, b, c).size, u_size = outputs(b, c) * n;
+    long own = 2 * frames_size + 2 * u_size + b.width * n, shared = 2 * n * size + b.channels * n;
+    long sums_size = b.channels * (stride + b.channels);
     vec *memory = zeros((b.threads * own + shared) * sizeof(vec));
     double *sums = zeros(b.threads * sums_size * sizeof(double));
     if (!memory || !sums) return free(memory), free(sums), 0;
-    vec *taps = memory, *flipped = taps + n * size, *rows = flipped + n * size;
-    load_depthwise(taps, depthwise, b, size), load_pointwise(rows, pointwise, b, 0);
+    vec *taps = memory, *flipped = taps + n * size;
+    load_depthwise(taps, of->depthwise, b, size);
     for (long k = 0; k < n * size; k++) flipped[k] = taps[k / size * size + size - 1 - k % size];
+    load_pointwise(flipped + n * size, of->pointwise, b, 0);
 #pragma omp parallel for num_threads(b.threads) schedule(static)
     for (long image = 0; image < b.images; image++) {
-        vec *frames = memory + shared + omp_get_thread_num() * own, *gradients, found[27];
-        vec *u = frames + n * frame_size, *dy = u + u_size, *row = dy + u_size;
-        gradients = row + b.width * n;
-        double *mine = sums + omp_get_thread_num() * sums_size;
-        const REAL *of_image = x + image * pixels(b) * b.channels;
-        long start = image * height * width * b.channels;
-        rectified_conv(u, frames, taps, of_image, scale, shift, b, c);
-        for (long p = 0; p < height * width; p++)
-            for (long k = 0; k < n; k++)
-                dy[p * n + k] = combined(
-                    g, y, of_g, of_y, constant, start + p * b.channels, k * LANES, lanes_of(k, b)
-                );
-        accumulate(mine + b.channels * stride, dy, u, height * width, b);
-        for (long i = 0; i < height; i++) {
-            multiply(row, dy + i * width * n, rows, width, b);
-            for (long k = 0; k < n; k++) {
-                frame to = frame_in(gradients + k * frame_size, b, c);
-                for (long j = 0; j < width; j++)
-                    to.inside[(i * to.width + j) * c.stride] = row[j * n + k];
-            }
-        }
-        for (long k = 0; k < n; k++) {
-            frame rectified = frame_in(frames + k * frame_size, b, c);
-            frame gradient = frame_in(gradients + k * frame_size, b, c);
-            long first = k * LANES, lanes = lanes_of(k, b);
-            found[0] = found[1] = (vec){0};
-            correlate_image(found + 2, gradient, rectified, b, c);
-            if (dx) {
-                REAL *to = dx + image * pixels(b) * b.channels + first;
-                const REAL *centre = mean ? mean + first : NULL, *from = of_image + first;
-                const vec *taps_k = flipped + k * size;
-                if (lanes == LANES)
-                    input_gradient(
-                        to, found, row, taps_k, gradient, rectified, from, centre, b, c, LANES
-                    );
-                else
-                    input_gradient(
-                        to, found, row, taps_k, gradient, rectified, from, centre, b, c, lanes
-                    );
-            }
-            for (long s = 0; s < stride; s++)
-                for (long lane = 0; lane < lanes; lane++)
-                    mine[(first + lane) * stride + s] += found[s][lane];
-        }
+        workplace at = {.frames = memory + shared + omp_get_thread_num() * own};
+        at.u = at.frames + frames_size, at.dy = at.u + u_size, at.row = at.dy + u_size;
+        at.gradients = at.row + b.width * n;
+        image_backward(sums + omp_get_thread_num() * sums_size, at, taps, of, image, b);
     }
     for (long t = 1; t < b.threads; t++)
         for (long k = 0; k < sums_size; k++) sums[k] += sums[t * sums_size + k];
     for (long channel = 0; channel < b.channels; channel++) {
         const double *of_channel = sums + channel * stride;
-        totals[channel] = of_channel[0], products[channel] = of_channel[1];
-        for (long tap = 0; tap < size; tap++) ddepthwise[channel * size + tap] = of_channel[2 + tap];
+        if (of->dx) of->totals[channel] = of_channel[0], of->products[channel] = of_channel[1];
+        for (long tap = 0; tap < size; tap++)
+            of->ddepthwise[channel * size + tap] = of_channel[2 + tap];
     }
     for (long k = 0; k < b.channels * b.channels; k++)
-        dpointwise[k] = sums[b.channels * stride + k];
+        of->dpointwise[k] = sums[b.channels * stride + k];
+    free(memory), free(sums);
+    return 1;
+}
+
+/* The norm of a value x, of which the moments are known, and the gradient g of its output, of which
+totals are Σ g and products Σ g·(x − mean). */
+typedef struct {
+    const REAL *mean, *variance, *totals, *products;
+    double eps, count;
+    long channels;
+} norm;
+
+INLINE double inverse_deviation(norm of, long channel) {
+    return 1 / __builtin_sqrt(of.variance[channel] + of.eps);
+}
+
+/* of_g, of_x and constant such that dx = of_g·g + of_x·x + constant; γ is the same in all channels
+where there is no vector of it. */
+static void norm_backward(
+    REAL *of_g, REAL *of_x, REAL *constant, norm of, const REAL *gammas, double gamma
+) {
+    for (long k = 0; k < of.channels; k++) {
+        double inv_std = inverse_deviation(of, k), scale = (gammas ? gammas[k] : gamma) * inv_std;
+        double by = -scale * inv_std * inv_std * of.products[k] / of.count;
+        of_g[k] = scale, of_x[k] = by;
+        constant[k] = -scale * of.totals[k] / of.count - by * of.mean[k];
+    }
+}
+
+/* A candidate: a chain of at most two units, of which the first has no norm, and a norm without γ
+and β. Of units only what belongs to the unit alone is given. */
+typedef struct {
+    unit units[2];
+    const REAL *gamma, *beta; /* of the norm between two units */
+    REAL *dgamma, *dbeta;
+    long length;
+    double alpha, dalpha, eps;
+} branch;
+
+/* The gradients of all weights of a candidate and of α, g being the gradient of x_k. */
+int branch_gradients(branch *of, const REAL *g, batch b) {
+    unit *first = of->units, *last = first + of->length - 1;
+    batch inner = {
+        b.images, strided(b.height, first->c), strided(b.width, first->c), b.channels, b.threads
+    };
+    long n = b.channels, count = b.images * pixels(inner), size = count * n;
+    REAL *memory = aligned_alloc(64, ((2 * size + 7 * n) * sizeof(REAL) + 63) / 64 * 64);
+    if (!memory) return 0;
+    REAL *totals = memory + 2 * size, *products = totals + n;
+    REAL *of_g = products + n, *of_x = of_g + n, *constant = of_x + n, *scale = constant + n, *shift = scale + n;
+    for (unit *u = first; u <= last; u++) {
+        u->y = memory + (u - first) * size, u->g = u == last ? g : NULL;
+        u->totals = totals, u->products = products;
+        u->of_g = of_g, u->of_y = of_x, u->constant = constant;
+    }
+    norm middle = {first->mean, first->variance, totals, products, of->eps, count, n};
+    norm end = {last->mean, last->variance, totals, products, of->eps, count, n};
+    int enough = 1;
+    if (last != first) {
+        enough = unit_forward(first, b);
+        for (long k = 0; k < n; k++) {
+            scale[k] = of->gamma[k] * inverse_deviation(middle, k);
+            shift[k] = of->beta[k] - scale[k] * first->mean[k];
+        }
+        last->x = first->y, last->centre = first->mean;
+        last->dx = last->y; /* of which each image is read before it is written */
+        last->scale = scale, last->shift = shift;
+    }
+    enough = enough && unit_forward(last, last == first ? b : inner);
+    of->dalpha = 0;
+    for (long k = 0; k < n; k++) of->dalpha += products[k] * inverse_deviation(end, k);
+    norm_backward(of_g, of_x, constant, end, NULL, of->alpha);
+    enough = enough && unit_backward(last, last == first ? b : inner);
+    if (last != first) {
+        for (long k = 0; k < n; k++)
+            of->dgamma[k] = products[k] * inverse_deviation(middle, k), of->dbeta[k] = totals[k];
+        norm_backward(of_g, of_x, constant, middle, of->gamma, 0);
+        first->g = last->dx;
+        enough = enough && unit_backward(first, b);
+    }
+    free(memory);
+    return enough;
+}
+
+/* Pooling over squares of 3x3 pixels, or none. */
+enum { NONE, MEAN, MAXIMUM };
+
+typedef struct {
+    long kind, stride;
+    const REAL *x;
+    REAL *y, *mean, *variance; /* y may be missing */
+    const REAL *g; /* likewise; then also */
+    REAL *totals, *products;
+} pool;
+
+/* Of three neighbours, a step apart. */
+INLINE vec pool_three(const vec *from, long step, int is_maximum) {
+    vec found = from[0];
+    for (long k = 1; k < 3; k++) {
+        vec value = from[k * step];
+        mask wins = (value > found) | (value != value); /* a NaN does */
+        if (is_maximum) found = (vec)(((mask)value & wins) | ((mask)found & ~wins));
+        else found += value;
+    }
+    return found;
+}
+
+/* One row from three in a frame, of which the columns are pooled first. */
+INLINE void pool_row(
+    vec *row, long step, vec *columns, const vec *from, long frame_width, long width, long stride,
+    int is_maximum
+) {
+    for (long j = 0; j < frame_width; j++)
+        columns[j] = pool_three(from + j, frame_width, is_maximum);
+    for (long j = 0; j < width; j++)
+        row[j * step] = pool_three(columns + j * stride, 1, is_maximum);
+}
+
+/* How many of the three neighbours of a pixel, itself included, lie within. */
+INLINE long neighbours(long at, long size) { return 1 + (at > 0) + (at + 1 < size); }
+
+/* Row i of what the pooling makes of an image in a frame; the mean counts no padding. */
+static void pooled_row(
+    vec *row, long step, vec *columns, frame f, const pool *of, long i, batch b, long width
+) {
+    const vec *from = f.start + i * of->stride * f.width;
+    if (of->kind == NONE)
+        for (long j = 0; j < width; j++) row[j * step] = from[j + f.width + 1];
+    else if (of->kind == MAXIMUM) 
+        pool_row(row, step, columns, from, f.width, width, of->stride, 1);
+    else {
+        pool_row(row, step, columns, from, f.width, width, of->stride, 0);
+        long rows = neighbours(i * of->stride, b.height);
+        for (long j = 0; j < width; j++)
+            row[j * step] *= (REAL)1 / (rows * neighbours(j * of->stride, b.width));
+    }
+}
+
+/* Pool images; moments, totals and products are as in unit_forward. */
+int pool_forward(const pool *of, batch b) {
+    conv c = {3, of->stride, 1};
+    long n = blocks(b), height = strided(b.height, c), width = strided(b.width, c);
+    long frame_size = frame_in(0, b, c).size, of_sums = n * sizeof(sums_of_block) / sizeof(vec);
+    long own = n * frame_size + width * n + of_sums + frame_in(0, b, c).width;
+    vec *memory = zeros(b.threads * own * sizeof(vec));
+    sums_of_channel *sums = zeros(b.images * b.channels * sizeof(sums_of_channel));
+    if (!memory || !sums) return free(memory), free(sums), 0;
+    if (of->kind == MAXIMUM)
+        for (long k = 0; k < b.threads * own; k++) memory[k] -= (REAL)__builtin_inf();
+#pragma omp parallel for num_threads(b.threads) schedule(static)
+    for (long image = 0; image < b.images; image++) {
+        vec *frames = memory + omp_get_thread_num() * own, *row = frames + n * frame_size;
+        sums_of_block *of_image = (sums_of_block *)(row + width * n);
+        vec *columns = row + width * n + of_sums;
+        for (long k = 0; k < n; k++) {
+            frame f = frame_in(frames + k * frame_size, b, c);
+            const REAL *x = of->x + image * pixels(b) * b.channels + k * LANES;
+            for (long i = 0; i < b.height; i++)
+                for (long j = 0; j < b.width; j++)
+                    f.inside[i * f.width + j] =
+                        load(x + (i * b.width + j) * b.channels, lanes_of(k, b));
+        }
+        for (long i = 0; i < height; i++) {
+            for (long k = 0; k < n; k++)
+                pooled_row(
+                    row + k, n, columns, frame_in(frames + k * frame_size, b, c), of, i, b, width
+                );
+            long at = (image * height + i) * width * b.channels;
+            observe_row(of_image, of->y, row, of->g, at, width, b, i == 0);
+        }
+        finish_image(sums + image * b.channels, of_image, height * width, b);
+    }
+    REAL *totals = of->g ? of->totals : NULL;
+    finish_batch(of->mean, of->variance, totals, of->products, sums, height * width, b);
     free(memory), free(sums);
     return 1;
 }

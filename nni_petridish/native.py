@@ -1,4 +1,4 @@
-"""Inner loops of training in C (native.c), compiled on first use where there is a C compiler.
+"""Inner loops of training in C (native.c).
 
 At 16 channels a step of weak learning is a long chain of light passes over memory: PyTorch's own
 kernels wait for it most of the time. These do in one pass what belongs together: the batch norm and
@@ -6,37 +6,19 @@ ReLU before a depthwise conv happen while it reads its input, their gradients wh
 own. They take images in channels_last on the CPU. Where they cannot be compiled (no compiler, not
 Linux) or are switched off (environment variable ``NNI_PETRIDISH_NATIVE=0``), everything is done by
 PyTorch, slower.
-
-The threads are those of PyTorch's own OpenMP runtime: the library is linked without one and finds
-its symbols in the process. A second runtime would have a second set of threads, and the two sets
-would wait for each other.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nni_petridish.cache import make_cache_folder
 from nni_petridish.kernels import fast_kernels_apply
-
-_SOURCE = Path(__file__).with_name("native.c")
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-fopenmp", "-std=gnu11")
-_REAL = {torch.float32: "float", torch.float64: "double"}
-_logger = logging.getLogger(__name__)
+from nni_petridish.native_library import native_library
 
 
 class Geometry(NamedTuple):
@@ -57,14 +39,35 @@ class Geometry(NamedTuple):
         return self.kernel in (3, 5) and self.stride in (1, 2)
 
 
-class _Batch(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_long) for name in ("images", "height", "width", "channels", "threads")
+def _fields(numbers: str, tensors: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_long) for name in numbers.split()] + [
+        (name, ctypes.c_void_p) for name in tensors.split()
     ]
 
 
-class _Conv(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in Geometry._fields]
+class _Batch(ctypes.Structure):
+    _fields_ = _fields("images height width channels threads", "")
+
+
+class _Unit(ctypes.Structure):
+    _fields_ = [
+        *_fields("kernel stride dilation", "x scale shift depthwise pointwise y mean variance"),
+        *_fields("", "g of_g of_y constant centre dx totals products ddepthwise dpointwise"),
+        ("adds", ctypes.c_long),
+    ]
+
+
+class _Branch(ctypes.Structure):
+    _fields_ = [
+        ("units", _Unit * 2),
+        *_fields("", "gamma beta dgamma dbeta"),
+        ("length", ctypes.c_long),
+        *((name, ctypes.c_double) for name in ("alpha", "dalpha", "eps")),
+    ]
+
+
+class _Pool(ctypes.Structure):
+    _fields_ = _fields("kind stride", "x y mean variance g totals products")
 
 
 def native_applies(x: Tensor) -> bool:
@@ -75,7 +78,7 @@ def native_applies(x: Tensor) -> bool:
         and x.shape[2] * x.shape[3] > 1  # within an image they find what to do together
         and x.numel() > 0
         and fast_kernels_apply(x)
-        and _library(x.dtype) is not None
+        and native_library(x.dtype) is not None
     )
 
 
@@ -98,18 +101,11 @@ class Unit(NamedTuple):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output, and mean and biased variance of its channels."""
-        n, channels, height, width = x.shape
-        stride = self.geometry.stride
-        size = ((height - 1) // stride + 1, (width - 1) // stride + 1)
-        y = x.new_empty(n, *size, channels).permute(0, 3, 1, 2)
-        mean, variance = x.new_empty(2, channels).unbind()
-        scale, shift = self.affine or (None, None)
-        enough = _loaded(x).unit_forward(
-            *_at(y, mean, variance, x, scale, shift, self.depthwise, self.pointwise),
-            _batch(x),
-            _Conv(*self.geometry),
-        )
-        _check(enough)
+        y = x.new_empty(x.shape[0], *_strided(x, self.geometry.stride), x.shape[1])
+        y = y.permute(0, 3, 1, 2)
+        mean, variance = x.new_empty(2, x.shape[1]).unbind()
+        unit = self._with(x=x, y=y, mean=mean, variance=variance)
+        _check(_loaded(x).unit_forward(ctypes.byref(unit), _batch(x)))
         return y, mean, variance
 
     def backward(
@@ -141,14 +137,21 @@ class Unit(NamedTuple):
             torch.empty_like(self.depthwise),
             torch.empty_like(self.pointwise),
         )
-        scale, shift = self.affine or (None, None)
-        enough = _loaded(x).unit_backward(
-            *_at(*found, g, y, *of, x, scale, shift, mean, self.depthwise, self.pointwise),
-            _batch(x),
-            _Conv(*self.geometry),
+        unit = self._with(
+            **dict(
+                zip(("dx", "totals", "products", "ddepthwise", "dpointwise"), found, strict=True)
+            ),
+            **dict(zip(("of_g", "of_y", "constant"), of, strict=True)),
+            **{"x": x, "y": y, "g": g, "centre": mean},
         )
-        _check(enough)
+        _check(_loaded(x).unit_backward(ctypes.byref(unit), _batch(x)))
         return found
+
+    def _with(self, **tensors: Tensor | None) -> _Unit:
+        """Return the unit with what it takes and makes."""
+        scale, shift = self.affine or (None, None)
+        own = {"depthwise": self.depthwise, "pointwise": self.pointwise}
+        return _Unit(*self.geometry, **_at(**tensors, **own, scale=scale, shift=shift))
 
 
 class UnitGradients(NamedTuple):
@@ -157,17 +160,108 @@ class UnitGradients(NamedTuple):
     before_relu: Tensor | None
     """b, the gradient of what the ReLU takes."""
     totals: Tensor
-    """Σ b of each channel."""
+    """Σ b of each channel, if b is wanted."""
     products: Tensor
-    """Σ b·(x − mean) of each channel."""
+    """Σ b·(x − mean) of each channel, likewise."""
     depthwise: Tensor
     pointwise: Tensor
+
+
+class Branch(NamedTuple):
+    """One unit, or two with a batch norm between them; then a batch norm without γ and β."""
+
+    geometries: Sequence[Geometry]
+    eps: float
+
+    def gradients(
+        self,
+        g: Tensor,
+        alpha: float,
+        x: Tensor,
+        parameters: Sequence[Tensor],
+        dx: Tensor | None,
+        adds: bool,
+    ) -> BranchGradients:
+        """Compute it, and its gradients where its output, times α, has the gradient g.
+
+        Parameters
+        ----------
+        g, alpha
+            The gradient, and α.
+        x
+            What the first unit takes.
+        parameters
+            Depthwise and pointwise weight of each unit; before those of a second, γ and β of the
+            norm between the two.
+        dx
+            Where the gradient of x goes, if it is wanted.
+        adds
+            Whether it is added to what is there.
+        """
+        if g.shape != (*x.shape[:2], *_strided(x, self.geometries[0].stride)):
+            raise ValueError(_MISFIT.format(tuple(g.shape), tuple(x.shape)))
+        grads = [torch.empty_like(parameter) for parameter in parameters]
+        moments = x.new_empty(len(self.geometries), 2, x.shape[1])
+        units = []
+        for i, geometry in enumerate(self.geometries):
+            mean, variance = moments[i].unbind()
+            (depthwise, pointwise), (d_depthwise, d_pointwise) = (
+                tensors[4 * i : 4 * i + 2] for tensors in (parameters, grads)
+            )
+            places = _at(
+                mean=mean,
+                variance=variance,
+                depthwise=depthwise,
+                pointwise=pointwise,
+                ddepthwise=d_depthwise,
+                dpointwise=d_pointwise,
+                **({"x": x, "dx": dx} if i == 0 else {}),
+            )
+            units.append(_Unit(*geometry, **places, adds=adds and i == 0))
+        names = ("gamma", "beta", "dgamma", "dbeta")
+        between = dict(zip(names, [*parameters[2:4], *grads[2:4]], strict=False))
+        call = _Branch((_Unit * 2)(*units), **_at(**between))
+        call.length, call.alpha, call.eps = len(units), alpha, self.eps
+        enough = _loaded(x).branch_gradients(ctypes.byref(call), *_at(g=g).values(), _batch(x))
+        _check(enough)
+        return BranchGradients(call.dalpha, grads, moments)
+
+
+class BranchGradients(NamedTuple):
+    """Of a `Branch`."""
+
+    alpha: float
+    parameters: list[Tensor]
+    moments: Tensor
+    """Mean and biased variance of what each norm takes, shape (norms, 2, channels)."""
+
+
+class Pooling(NamedTuple):
+    """Over squares of 3x3 pixels; then a batch norm without γ and β."""
+
+    kind: str
+    """``max``, ``avg`` (which counts no padding) or ``none``."""
+    stride: int
+    eps: float
+
+    def gradients(self, g: Tensor, x: Tensor) -> BranchGradients:
+        """Compute it, and the gradient of its weight α where its output, times α, has g."""
+        if g.shape != (*x.shape[:2], *_strided(x, self.stride)):
+            raise ValueError(_MISFIT.format(tuple(g.shape), tuple(x.shape)))
+        found = x.new_empty(4, x.shape[1])
+        mean, variance, totals, products = found.unbind()
+        places = _at(x=x, g=g, mean=mean, variance=variance, totals=totals, products=products)
+        kind = ("none", "avg", "max").index(self.kind)
+        _check(_loaded(x).pool_forward(ctypes.byref(_Pool(kind, self.stride, **places)), _batch(x)))
+        alpha = (products * torch.rsqrt(variance + self.eps)).sum()
+        return BranchGradients(float(alpha), [], found[:2].unsqueeze(0))
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel."""
     mean, variance = x.new_empty(2, x.shape[1]).unbind()
-    _check(_loaded(x).moments(*_at(mean, variance, x), _batch(x)))
+    call = _Pool(0, 1, **_at(x=x, mean=mean, variance=variance))
+    _check(_loaded(x).pool_forward(ctypes.byref(call), _batch(x)))
     return mean, variance
 
 
@@ -176,7 +270,8 @@ def correlations(g: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     _check_shapes(g, x)
     x = x.contiguous(memory_format=torch.channels_last)
     totals, products = x.new_empty(2, x.shape[1]).unbind()
-    _check(_loaded(x).correlations(*_at(totals, products, g, x, mean), _batch(x)))
+    places = _at(totals=totals, products=products, g=g, x=x, mean=mean)
+    _check(_loaded(x).correlations(*places.values(), _batch(x)))
     return totals, products
 
 
@@ -185,21 +280,30 @@ def combine(g: Tensor, x: Tensor, of: Combination) -> Tensor:
     _check_shapes(g, x)
     x = x.contiguous(memory_format=torch.channels_last)
     out = torch.empty_like(x)
-    _loaded(g).combine(*_at(out, g, x, *of), _batch(g))
+    _loaded(g).combine(*_at(out=out, g=g, x=x, **of._asdict()).values(), _batch(g))
     return out
 
 
+_MISFIT = "a gradient of shape {} cannot be that of {}"
+
+
+def _strided(x: Tensor, stride: int) -> tuple[int, int]:
+    return (x.shape[2] - 1) // stride + 1, (x.shape[3] - 1) // stride + 1
+
+
 def _loaded(x: Tensor) -> ctypes.CDLL:
-    library = _library(x.dtype)
+    library = native_library(x.dtype)
     assert library is not None
     return library
 
 
-def _at(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
+def _at(**tensors: Tensor | None) -> dict[str, Any]:
     """Return where tensors lie, all of one type; the layout is the caller's business."""
-    if len({(t.dtype, t.device) for t in tensors if t is not None}) != 1:
+    if len({(t.dtype, t.device) for t in tensors.values() if t is not None}) > 1:
         raise TypeError("native kernels take tensors of one type, on the CPU.")
-    return [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors]
+    return {
+        name: ctypes.c_void_p(None if t is None else t.data_ptr()) for name, t in tensors.items()
+    }
 
 
 def _batch(x: Tensor) -> _Batch:
@@ -210,66 +314,9 @@ def _batch(x: Tensor) -> _Batch:
 def _check_shapes(g: Tensor, x: Tensor) -> None:
     """Refuse what would be read beyond its end."""
     if g.shape != x.shape:
-        raise ValueError(f"a gradient of shape {tuple(g.shape)} cannot be that of {tuple(x.shape)}")
+        raise ValueError(_MISFIT.format(tuple(g.shape), tuple(x.shape)))
 
 
 def _check(enough_memory: int) -> None:
     if not enough_memory:
         raise MemoryError("no memory for the frames of a unit")
-
-
-@functools.cache
-def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """Return the kernels for numbers of this type; None where they cannot be had."""
-    if os.environ.get("NNI_PETRIDISH_NATIVE") == "0" or not sys.platform.startswith("linux"):
-        return None
-    compiler = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
-    if compiler is None:
-        return None
-    try:
-        return ctypes.CDLL(str(_compiled(compiler, _REAL[dtype])), mode=os.RTLD_NOW)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home
-        _logger.warning("native kernels could not be compiled, PyTorch's are used: %s", error)
-        return None
-
-
-def _compiled(compiler: str, real: str) -> Path:
-    """Compile native.c unless that was done before, on this kind of processor."""
-    path = _cache_folder() / f"native-{real}-{_digest(compiler)}.so"
-    if path.exists() and _is_whole(path):
-        return path
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, whole = f"{folder}/native.o", f"{folder}/native.so"
-        # In two steps: only the first knows of OpenMP, so that the second links no runtime.
-        for command in (
-            [compiler, *_FLAGS, f"-DREAL={real}", "-c", str(_SOURCE), "-o", made],
-            [compiler, "-shared", made, "-o", whole],
-        ):
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
-        library = Path(whole).read_bytes()
-        Path(whole).write_bytes(library + hashlib.sha256(library).digest())
-        os.replace(whole, path)  # complete, or not there: others may compile at the same time
-    return path
-
-
-def _is_whole(path: Path) -> bool:
-    """Return whether a library ends in its checksum: to load half of one ends the process."""
-    content = path.read_bytes()
-    size = hashlib.sha256().digest_size
-    return hashlib.sha256(content[:-size]).digest() == content[-size:]
-
-
-def _digest(compiler: str) -> str:
-    """Return what tells apart sources, compilers and processors: homes are shared by machines."""
-    parts = [_SOURCE.read_bytes(), " ".join((compiler, *_FLAGS, platform.machine())).encode()]
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    parts += [line.encode() for line in lines if line.startswith(("flags", "Features"))][:1]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-
-
-def _cache_folder() -> Path:
-    folder = make_cache_folder()
-    found = folder.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:  # what lies there is run
-        raise PermissionError(f"others may write to {folder}; set XDG_CACHE_HOME")
-    return folder

@@ -24,10 +24,12 @@ from torch import Tensor, nn
 from nni_petridish.genotype import Shortcut, learner_name
 from nni_petridish.hidden_sum import (
     EndsInNorm,
+    HiddenCandidate,
     SharedInput,
     Unnormalized,
     add_hidden_sum,
     can_hide_norms,
+    hide,
 )
 from nni_petridish.named_modules import NamedModules
 
@@ -264,11 +266,13 @@ class JointWeakLearner(nn.Module):
             for (source, _), op in zip(self.table.shortcuts, self.ops, strict=True)
         ]
 
-    def _unnormalized_candidates(self, z: Mapping[str, Tensor]) -> list[Unnormalized]:
-        """Compute every op_j(z_i) but for the batch norm at its end."""
+    def _unnormalized_candidates(
+        self, z: Mapping[str, Tensor]
+    ) -> list[Unnormalized | HiddenCandidate]:
+        """Compute every op_j(z_i) but for the batch norm at its end, or leave it for later."""
         shared = {source: SharedInput(value) for source, value in self._adapted(z).items()}
         return [
-            Unnormalized.of(op, shared[source])
+            hide(op, shared[source]) or Unnormalized.of(op, shared[source])
             for (source, _), op in zip(self.table.shortcuts, self.ops, strict=True)
             if isinstance(op, EndsInNorm)
         ]

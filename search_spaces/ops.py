@@ -17,13 +17,13 @@ from torch.autograd.function import once_differentiable
 
 from nni_petridish.errors import GenotypeError
 from nni_petridish.genotype import VISION_OPS
-from nni_petridish.hidden_sum import EndsInNorm, SharedInput
+from nni_petridish.hidden_sum import EndsInNorm, HiddenCandidate, SharedInput
 from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.late_gradient import BeforeNorm
 from nni_petridish.normalize import normalize
 from search_spaces.depthwise import DepthwiseConv2d
-from search_spaces.pooling import AvgPool3x3, MaxPool3x3
-from search_spaces.separable import UnitModules, can_fuse, separable_convs
+from search_spaces.pooling import AvgPool3x3, HiddenPool, MaxPool3x3
+from search_spaces.separable import HiddenConvs, UnitModules, can_fuse, separable_convs
 
 
 class SeparableConvs(nn.Sequential, EndsInNorm):
@@ -63,6 +63,10 @@ class SeparableConvs(nn.Sequential, EndsInNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised output."""
         return normalize(self.before_norm(SharedInput(x)), self.last_norm())
+
+    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+        """Return the candidate, if the kernels in C can take it."""
+        return HiddenConvs.of(x, self._units(), self.last_norm())
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the output of the last pointwise conv."""
@@ -105,6 +109,11 @@ class Pool(nn.Sequential, EndsInNorm):
         """Return the batch norm at the end."""
         return cast(nn.BatchNorm2d, self[1])
 
+    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+        """Return the candidate, if no gradient goes back through it."""
+        pool = cast(MaxPool3x3 | AvgPool3x3, self[0])
+        return HiddenPool.of(x, pool, self.last_norm())
+
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return what the pooling returns."""
         return BeforeNorm(self[0](z.value))
@@ -116,6 +125,10 @@ class Identity(nn.BatchNorm2d, EndsInNorm):
     def last_norm(self) -> nn.BatchNorm2d:
         """Return the batch norm, which is all there is."""
         return self
+
+    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+        """Return the candidate, if no gradient goes back through it."""
+        return HiddenPool.of(x, None, self)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the input."""

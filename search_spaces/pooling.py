@@ -7,15 +7,23 @@ images in place of nine; the mean is a depthwise conv with ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nni_petridish.hidden_sum import HiddenCandidate, has_default_settings
 from nni_petridish.kernels import fast_kernels_apply
+from nni_petridish.moments import has_hooks
+from nni_petridish.native import BranchGradients, Pooling
 
 
 class MaxPool3x3(nn.MaxPool2d):
     """`torch.nn.MaxPool2d` of size 3 and padding 1."""
+
+    kind = "max"
+    stride: int
 
     def __init__(self, stride: int) -> None:
         super().__init__(3, stride, 1)
@@ -30,6 +38,9 @@ class MaxPool3x3(nn.MaxPool2d):
 class AvgPool3x3(nn.AvgPool2d):
     """`torch.nn.AvgPool2d` of size 3 and padding 1, which counts no padding."""
 
+    kind = "avg"
+    stride: int
+
     def __init__(self, stride: int) -> None:
         super().__init__(3, stride, 1, count_include_pad=False)
 
@@ -40,6 +51,37 @@ class AvgPool3x3(nn.AvgPool2d):
         channels, height, width = x.shape[1:]
         inverse = 1.0 / (_neighbours(height, x)[:, None] * _neighbours(width, x))
         return F.conv2d(x, x.new_ones(channels, 1, 3, 3), padding=1, groups=channels) * inverse
+
+
+class HiddenPool(HiddenCandidate):
+    """A pooling, or the identity, of an input that needs no gradient."""
+
+    def __init__(self, x: Tensor, kind: str, stride: int, norm: nn.BatchNorm2d) -> None:
+        self.x, self.parameters, self.norms = x, (), [norm]
+        self._pooling = Pooling(kind, stride, norm.eps)
+
+    @classmethod
+    def of(
+        cls, x: Tensor, pool: MaxPool3x3 | AvgPool3x3 | None, norm: nn.BatchNorm2d
+    ) -> HiddenPool | None:
+        """Return the candidate, if it can be hidden; the identity is no pooling."""
+        if x.requires_grad or not has_default_settings(norm):
+            return None
+        if pool is None:
+            return cls(x, "none", 1, norm)
+        return None if has_hooks(pool) else cls(x, pool.kind, pool.stride, norm)
+
+    def gradients(
+        self,
+        g: Tensor,
+        alpha: float,
+        x: Tensor,
+        parameters: Sequence[Tensor],
+        dx: Tensor | None,
+        adds: bool,
+    ) -> BranchGradients:
+        """Compute it, and the gradient of α."""
+        return self._pooling.gradients(g, x)
 
 
 def _is_fast(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:

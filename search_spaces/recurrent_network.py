@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nni_petridish.decoder_loss import linear_cross_entropy
 from nni_petridish.errors import ConfigError
 from nni_petridish.genotype import Shortcut
-from nni_petridish.hidden_sum import HasLastNorm, Unnormalized
+from nni_petridish.hidden_sum import HasLastNorm, HiddenCandidate, Unnormalized
 from nni_petridish.recurrent_genotype import CELL_KEY, RecurrentGenotype, node_name
 from nni_petridish.weak_learner import AlphaTable, JointWeakLearner, Site, WeakLearner
 from search_spaces.gates import ACTIVATION_FUNCTIONS, highways
@@ -86,7 +86,9 @@ class Candidates(JointWeakLearner):
     def _candidates(self, z: Mapping[str, Tensor]) -> list[Tensor]:
         return [op.norm(state) for op, state in self._states(z)]
 
-    def _unnormalized_candidates(self, z: Mapping[str, Tensor]) -> list[Unnormalized]:
+    def _unnormalized_candidates(
+        self, z: Mapping[str, Tensor]
+    ) -> list[Unnormalized | HiddenCandidate]:
         return [Unnormalized.from_value(state, op) for op, state in self._states(z)]
 
     def _states(self, z: Mapping[str, Tensor]) -> Iterator[tuple[CandidateNode, Tensor]]:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from nni_petridish import native
+from nni_petridish.hidden_sum import HiddenCandidate, has_default_settings
 from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import (
     has_batch_statistics,
@@ -62,6 +64,51 @@ def _can_fuse(unit: UnitModules, x: Tensor) -> bool:
         and (norm is None or (has_batch_statistics(norm) and norm.affine))
         and not (has_hooks(depthwise) or has_hooks(pointwise))
     )
+
+
+class HiddenConvs(HiddenCandidate):
+    """A candidate of one or two units, of an input that the kernels in C can take."""
+
+    def __init__(self, x: Tensor, units: Sequence[UnitModules], last: nn.BatchNorm2d) -> None:
+        self.x = x
+        self.parameters = _parameters(units)
+        self.norms = [*(norm for norm, *_ in units if norm is not None), last]
+        self._branch = native.Branch([unit.depthwise.geometry for unit in units], last.eps)
+
+    @classmethod
+    def of(
+        cls, x: Tensor, units: Sequence[UnitModules], last: nn.BatchNorm2d
+    ) -> HiddenConvs | None:
+        """Return the candidate, if it can be hidden."""
+        if len(units) > 2 or not can_fuse(units, x):
+            return None
+        found = cls(x, units, last)
+        return found if all(map(has_default_settings, found.norms)) else None
+
+    def gradients(
+        self,
+        g: Tensor,
+        alpha: float,
+        x: Tensor,
+        parameters: Sequence[Tensor],
+        dx: Tensor | None,
+        adds: bool,
+    ) -> native.BranchGradients:
+        """Compute it, and its gradients."""
+        return self._branch.gradients(g, alpha, x, parameters, dx, adds)
+
+
+def _parameters(units: Sequence[UnitModules]) -> list[Tensor]:
+    """Return the norm's if there is one, then the weights, of one unit after the other."""
+    return [
+        parameter
+        for norm, depthwise, pointwise in units
+        for parameter in (
+            *((norm.weight, norm.bias) if norm is not None else ()),
+            depthwise.weight,
+            pointwise.weight,
+        )
+    ]
 
 
 def separable_convs(x: Tensor, units: Sequence[UnitModules]) -> BeforeNorm:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nni_petridish import attach_candidates, finalize_candidates, native
 from nni_petridish.genotype import VISION_OPS
-from nni_petridish.hidden_sum import SharedInput, Unnormalized, add_hidden_sum, can_hide_norms
+from nni_petridish.hidden_sum import SharedInput, Unnormalized, add_hidden_sum, can_hide_norms, hide
 from nni_petridish.kernels import fast_kernels_apply, plain_ops
 from nni_petridish.memory import keep_freed_memory
 from nni_petridish.moments import channel_moments, pixel_rows, row_moments
@@ -38,7 +38,7 @@ SIZES = [(1, 1), (1, 4), (2, 3), (5, 8), (8, 7), (9, 9)]
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test twice: the second time as where there is no C compiler."""
     if request.param == "torch":
-        monkeypatch.setattr(native, "_library", lambda dtype: None)
+        monkeypatch.setattr(native, "native_library", lambda dtype: None)
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float64, mean: float = 0.0) -> Tensor:
@@ -147,38 +147,48 @@ def test_factorized_reduce_passes_gradcheck(size: tuple[int, int]) -> None:
     assert torch.autograd.gradcheck(op, (images(2, 2, *size).requires_grad_(),))
 
 
-def hidden_sum_gradients(ops: nn.ModuleList, z: Tensor, x_k: Tensor, alpha: Tensor) -> dict:
+def hidden_sum_gradients(
+    ops: nn.ModuleList, z: Tensor, x_k: Tensor, alpha: Tensor, backward_passes: int = 1
+) -> dict:
     """Return what a hidden sum over ops of one input gives, and the statistics that it leaves."""
     ops = copy.deepcopy(ops)
-    z, x_k, alpha = (t.clone().requires_grad_() for t in (z, x_k, alpha))
+    z, x_k, alpha = (t.detach().requires_grad_(t.requires_grad) for t in (z, x_k, alpha))
     if can_hide_norms(ops, [z, x_k]):
         shared = SharedInput(z)
-        candidates = [Unnormalized.of(op, shared) for op in ops]
+        candidates = [hide(op, shared) or Unnormalized.of(op, shared) for op in ops]
     else:
         candidates = [op(z) for op in ops]
     y = add_hidden_sum(x_k, alpha, candidates)
     assert torch.equal(y, x_k)
-    y.backward(torch.linspace(-1.0, 2.0, y.numel(), dtype=y.dtype).view(y.shape).sin())
+    g = torch.linspace(-1.0, 2.0, y.numel(), dtype=y.dtype).view(y.shape).sin()
+    for i in range(backward_passes):
+        y.backward(g, retain_graph=i + 1 < backward_passes)
     found = {"z": z.grad, "x_k": x_k.grad, "alpha": alpha.grad, **dict(ops.named_buffers())}
     return found | {name: p.grad for name, p in ops.named_parameters()}
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("wants_z", [True, False])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("size", [8, 7])
-def test_hiding_norms_changes_no_gradient_and_no_statistic(stride: int, size: int) -> None:
+@pytest.mark.parametrize("channels", [4, 19])
+def test_hiding_norms_changes_no_gradient_and_no_statistic(
+    channels: int, stride: int, size: int, wants_z: bool
+) -> None:
     torch.manual_seed(0)
-    ops = nn.ModuleList([make_op(name, 4, stride) for name in VISION_OPS]).double()
-    z = images(3, 4, size, size)
+    ops = nn.ModuleList([make_op(name, channels, stride) for name in VISION_OPS]).double()
+    z = images(3, channels, size, size, mean=0.5)
     x_k, alpha = torch.randn_like(ops[0](z)), torch.randn(len(ops), dtype=z.dtype)
+    tensors = z.requires_grad_(wants_z), x_k.requires_grad_(), alpha.requires_grad_()
     assert can_hide_norms(ops, [z, x_k])
-    found = hidden_sum_gradients(ops, z, x_k, alpha)
-    with plain_ops():
-        assert not can_hide_norms(ops, [z, x_k])
-        expected = hidden_sum_gradients(ops, z, x_k, alpha)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-7, atol=1e-9, msg=name)
+    for passes in (1, 2):  # statistics are those of one forward pass, however many follow
+        found = hidden_sum_gradients(ops, *tensors, passes)
+        with plain_ops():
+            assert not can_hide_norms(ops, [z, x_k])
+            expected = hidden_sum_gradients(ops, *tensors, passes)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-7, atol=1e-9, msg=name)
 
 
 @pytest.mark.usefixtures("kernels")

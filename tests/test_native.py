@@ -20,14 +20,17 @@ from torch.nn.utils import prune, spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 from nni_petridish import native
+from nni_petridish.genotype import VISION_OPS
 from nni_petridish.hidden_sum import SharedInput, Unnormalized, add_hidden_sum
 from nni_petridish.kernels import plain_ops
+from nni_petridish.native_library import native_library
 from nni_petridish.normalize import normalize
+from nni_petridish.weak_learner import AlphaTable, JointWeakLearner
 from search_spaces.ops import SeparableConvs, make_op
 from tests.test_kernels import assert_same_as_plain, forward_and_backward, images
 
 pytestmark = pytest.mark.skipif(
-    native._library(torch.float64) is None, reason="the native kernels need a C compiler"
+    native_library(torch.float64) is None, reason="the native kernels need a C compiler"
 )
 CONVS = ("sep_conv_3x3", "sep_conv_5x5", "dil_conv_3x3", "dil_conv_5x5")
 LANES = 8  # channels of double precision that make a block
@@ -133,7 +136,7 @@ def test_threads_change_rounding_at_most() -> None:
 
 
 def test_the_library_uses_the_threads_of_torch_alone() -> None:
-    native._library(torch.float64)
+    native_library(torch.float64)
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     assert any("native-double" in path for path in mapped)
     ours = subprocess.run(
@@ -273,13 +276,73 @@ def test_a_hidden_sum_forgets_what_nobody_took() -> None:
         torch.testing.assert_close(torch.autograd.grad(loss, op[1].weight)[0], expected)
 
 
+def weak_learner(channels: int = 5) -> tuple[JointWeakLearner, Tensor]:
+    torch.manual_seed(0)
+    shortcuts = [("z", name) for name in VISION_OPS]
+    ops = [make_op(name, channels) for _, name in shortcuts]
+    return JointWeakLearner(AlphaTable(shortcuts, 0.0), ops, {}).double(), images(3, channels, 6, 6)
+
+
+def test_nothing_of_the_candidates_is_kept_for_the_backward_pass() -> None:
+    learner, z = weak_learner()
+    x_k = images(3, 5, 6, 6).requires_grad_()
+    own = {p.data_ptr() for p in (*learner.parameters(), *learner.buffers())}
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        learner(x_k, {"z": z})
+    assert {t.data_ptr() for t in kept} - own == {z.data_ptr()}
+
+
+def test_without_gradients_the_norms_of_candidates_see_the_forward_pass() -> None:
+    learner, z = weak_learner()
+    twin = copy.deepcopy(learner)
+    with torch.no_grad():
+        learner(z, {"z": z})
+        with plain_ops():
+            twin(z, {"z": z})
+    expected = twin.state_dict()
+    assert all("num_batches" not in key or value == 1 for key, value in expected.items())
+    for key, value in learner.state_dict().items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-7, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize("passes", ["checkpointed", "layout lost", "odd norm", "hook"])
+def test_candidates_learn_the_same_however_they_are_called(passes: str) -> None:
+    learner, z = weak_learner()
+    if passes == "odd norm":
+        learner.ops[0][3].momentum = learner.ops[1][3].eps = 0.3
+    if passes == "hook":
+        learner.ops[0][1].register_forward_hook(lambda module, x, y: 2 * y)
+    calls = {"checkpointed": _checkpointed, "layout lost": _with_layout_lost}
+    call = calls.get(passes, lambda module, x: module(x))
+    twin = copy.deepcopy(learner)
+    x_k = images(3, 5, 6, 6).requires_grad_()
+
+    def gradients(learner: JointWeakLearner) -> dict[str, Tensor]:
+        module = Through(learner, lambda module, x: module(x_k, {"z": x}))
+        call(module, z).sin().sum().backward()
+        found = {name: p.grad for name, p in learner.named_parameters()}
+        return found | ({} if passes == "checkpointed" else dict(learner.named_buffers()))
+
+    found = gradients(learner)
+    with plain_ops():
+        expected = gradients(twin)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-7, atol=1e-9, msg=key)
+
+
 def test_a_broken_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     whole = Path(native._loaded(torch.empty(0, dtype=torch.float64))._name)
     broken = tmp_path / "nni-petridish" / whole.name
     broken.parent.mkdir(mode=0o700)
     broken.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    assert native._library.__wrapped__(torch.float64) is not None
+    assert native_library.__wrapped__(torch.float64) is not None
     assert broken.stat().st_size == whole.stat().st_size
 
 
@@ -291,7 +354,7 @@ def test_what_others_may_write_is_not_loaded(
     folder.mkdir()
     folder.chmod(0o777)
     with caplog.at_level(logging.WARNING):
-        assert native._library.__wrapped__(torch.float64) is None
+        assert native_library.__wrapped__(torch.float64) is None
     assert "others may write" in caplog.text
 
 
@@ -301,7 +364,7 @@ def test_without_a_home_the_kernels_are_done_without(monkeypatch: pytest.MonkeyP
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
-    assert native._library.__wrapped__(torch.float64) is None
+    assert native_library.__wrapped__(torch.float64) is None
 
 
 def test_a_compiler_that_fails_is_done_without(
@@ -313,24 +376,27 @@ def test_a_compiler_that_fails_is_done_without(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with caplog.at_level(logging.WARNING):
-        assert native._library.__wrapped__(torch.float32) is None
+        assert native_library.__wrapped__(torch.float32) is None
     assert "could not be compiled" in caplog.text
     assert os.listdir(tmp_path / "nni-petridish") == []  # nothing half-made stays behind
     compiler.unlink()
-    assert native._library.__wrapped__(torch.float32) is None
+    assert native_library.__wrapped__(torch.float32) is None
 
 
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native._library.__wrapped__(torch.float64) is not None
+    assert native_library.__wrapped__(torch.float64) is not None
     (made,) = (tmp_path / "nni-petridish").iterdir()
     before = made.stat().st_mtime_ns
-    assert native._library.__wrapped__(torch.float64) is not None
+    assert native_library.__wrapped__(torch.float64) is not None
     assert made.stat().st_mtime_ns == before
 
 
 def test_it_can_be_switched_off() -> None:
-    code = "import torch; from nni_petridish import native; print(native._library(torch.float32))"
+    code = (
+        "import torch; from nni_petridish.native_library import native_library;"
+        " print(native_library(torch.float32))"
+    )
     environment = os.environ | {"NNI_PETRIDISH_NATIVE": "0"}
     found = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
