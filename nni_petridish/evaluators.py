@@ -28,6 +28,8 @@ with warnings.catch_warnings():
     from nni.nas.evaluator.pytorch import Lightning, Trainer
     from nni.nas.evaluator.pytorch.lightning import RegressionModule
 
+    from nni_petridish.lightning_processes import check_processes, reports_from_all
+
 __all__ = [
     "Evaluator",
     "MutableEvaluator",
@@ -68,6 +70,8 @@ def check_evaluator(name: str, evaluator: Any, epochs: int | None) -> None:
         raise ConfigError(
             f"the {name} evaluator must have no choices of its own but has {', '.join(labels)}."
         )
+    if isinstance(evaluator, Lightning):
+        check_processes(name, evaluator.trainer)
     if epochs is not None and not _knows_epochs(evaluator):
         raise ConfigError(
             f"{name}_epochs can be set for Lightning evaluators and for functions with an argument"
@@ -111,7 +115,8 @@ def _run_lightning(evaluator: Any, net: nn.Module, epochs: int) -> int:
     with _without_chatter():
         evaluator.trainer = trainer = _new_trainer(users, epochs)
         try:
-            evaluator.evaluate(net)
+            with reports_from_all(trainer):
+                evaluator.evaluate(net)
         finally:
             evaluator.trainer = users
     return int(trainer.current_epoch)

@@ -9,6 +9,7 @@ import nni
 import torch
 from nni.nas.evaluator.pytorch import Classification, DataLoader, Lightning, Regression, Trainer
 from nni.nas.evaluator.pytorch.lightning import LightningModule
+from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -40,6 +41,22 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
         number = torch.as_tensor(label)
         image = image.expand(self.channels, -1, -1)
         return image, number.float().reshape(1) / 10 if self.as_number else number
+
+
+class Diabetes(Dataset[tuple[Tensor, Tensor]]):
+    """Scikit-learn's diabetes: ten columns, and the progression in thirties as the target."""
+
+    def __init__(self, split: str) -> None:
+        rows, targets = load_diabetes(return_X_y=True)
+        part = slice(0, 300) if split == "train" else slice(300, 400)
+        self.rows = torch.tensor(rows[part] / 0.0476, dtype=torch.float32)
+        self.targets = torch.tensor(targets[part, None] / 30, dtype=torch.float32)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.rows[index], self.targets[index]
 
 
 def loader(split: str, as_number: bool = False, channels: int = 1) -> DataLoader:
@@ -124,14 +141,14 @@ def users_lightning(epochs: int = 1, channels: int = 1, **options: object) -> Li
     return Lightning(module, trainer, train, validation)
 
 
-def classification(epochs: int = 1, channels: int = 1) -> Classification:
+def classification(epochs: int = 1, channels: int = 1, **options: object) -> Classification:
     return Classification(
         num_classes=10,
         learning_rate=0.01,
         train_dataloaders=loader("train", channels=channels),
         val_dataloaders=loader("validation", channels=channels),
         max_epochs=epochs,
-        **QUIET,
+        **{**QUIET, **options},
     )
 
 
@@ -141,6 +158,20 @@ def regression(epochs: int = 1) -> Regression:
         val_dataloaders=loader("validation", as_number=True),
         max_epochs=epochs,
         **QUIET,
+    )
+
+
+def diabetes(epochs: int = 1, batch_size: int = 20, **options: object) -> Regression:
+    train, validation = (
+        DataLoader(dataset=nni.trace(Diabetes)(split=split), batch_size=batch_size)
+        for split in ("train", "validation")
+    )
+    return Regression(
+        learning_rate=0.01,
+        train_dataloaders=train,
+        val_dataloaders=validation,
+        max_epochs=epochs,
+        **{**QUIET, **options},
     )
 
 

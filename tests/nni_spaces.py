@@ -87,6 +87,28 @@ class Vectors(ModelSpace):
         return self.head(self.layer(torch.flatten(images, 1)))
 
 
+class Tabular(ModelSpace):
+    """Rows of a table in, one number out: a cell, a layer and inputs to choose."""
+
+    def __init__(self, features: int = 10, width: int = 6) -> None:
+        super().__init__()
+        self.stem = nn.Linear(features, width)
+        ops = {
+            "linear": lambda node, op, source: nn.Linear(width, width),
+            "relu": lambda node, op, source: nn.Sequential(nn.Linear(width, width), nn.ReLU()),
+            "skip": lambda node, op, source: nn.Identity(),
+        }
+        self.cell = Cell(ops, 2, label="cell")
+        layers = [nn.Identity(), nn.Sequential(nn.Linear(2 * width, 2 * width), nn.Tanh())]
+        self.layer = LayerChoice(layers, label="layer")
+        self.inputs = InputChoice(n_candidates=2, n_chosen=None, label="inputs")
+        self.head = nn.Linear(2 * width, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        cell = self.cell(self.stem(rows))
+        return self.head(self.inputs([self.layer(cell), cell.relu()]))
+
+
 class OnlyWidths(ModelSpace):
     """Nothing that could grow."""
 

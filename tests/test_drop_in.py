@@ -430,7 +430,8 @@ def test_growths_in_foreign_spaces_travel_to_trials(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_of_nni_grow_a_space_of_the_hub(tmp_path: Path, start: Any) -> None:
+@pytest.mark.parametrize("options", [{}, {"strategy": "ddp_fork", "devices": 2}])
+def test_workers_of_nni_grow_a_space_of_the_hub(options: Any, tmp_path: Path) -> None:
     strategy = Petridish(tmp_path / "gallery", max_models=3, **SHORT)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -438,7 +439,8 @@ def test_workers_of_nni_grow_a_space_of_the_hub(tmp_path: Path, start: Any) -> N
     config = NasExperimentConfig("ts", "simplified", "local")
     config.trial_concurrency = 2
     config.experiment_working_directory = tmp_path / "experiments"
-    done = NasExperiment(DARTS(**SMALL), users.classification(channels=3), strategy, config)
+    evaluator = users.classification(channels=3, **options)
+    done = NasExperiment(DARTS(**SMALL), evaluator, strategy, config)
     try:
         done.run(port)
         (sample,) = done.export_top_models(1, formatter="dict")

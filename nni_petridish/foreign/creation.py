@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from nni_petridish.errors import GrowthError
 from nni_petridish.foreign.plans import CellPlan, DepthPlan, InputPlan, LayerPlan, Plan, Sample
 from nni_petridish.foreign.reading import can_add_inputs, depth_choice
 from nni_petridish.foreign.sites import CellSite, DepthSite, InputSite, LayerSite
@@ -82,16 +83,34 @@ def _cell(plans: Plans, cls: Any, sample: Sample, *args: Any, **kwargs: Any) -> 
     bound = inspect.signature(cls.__init__).bind(cell, *args, **kwargs)
     candidates = bound.arguments["op_candidates"]
 
-    def make(node: int, slot: int, source: int, name: str) -> nn.Module:
-        pairs = enumerate(candidates) if isinstance(candidates, list) else candidates.items()
-        named = {str(key): op for key, op in pairs}
-        with model_context(sample):  # widths may be choices, and have their values in the sample
-            made: nn.Module = create_cell_op_candidates({name: named[name]}, node, slot, source)[0][
-                name
-            ]
-        return made
+    return CellSite(plan, cell, _CellOps(candidates, sample))
 
-    return CellSite(plan, cell, make)
+
+class _CellOps:
+    """Makes NNI's operations for a cell.
+
+    Candidates are usually lambdas, which cannot be pickled. A network that is sent to another
+    process, by ``strategy="ddp_spawn"`` say, trains there as it is and does not need them.
+    """
+
+    def __init__(self, candidates: Any, sample: Sample) -> None:
+        pairs = enumerate(candidates) if isinstance(candidates, list) else candidates.items()
+        self.named = {str(key): op for key, op in pairs}
+        self.sample = sample
+
+    def __call__(self, node: int, slot: int, source: int, name: str) -> nn.Module:
+        if name not in self.named:
+            raise GrowthError("a network of NNI's cells cannot grow once it was pickled.")
+        with model_context(self.sample):  # widths may be choices, with their values in the sample
+            made = create_cell_op_candidates({name: self.named[name]}, node, slot, source)
+        op: nn.Module = made[0][name]
+        return op
+
+    def __deepcopy__(self, memo: object) -> _CellOps:
+        return self  # as functions do
+
+    def __reduce__(self) -> tuple[type[_CellOps], tuple[dict[str, Any], Sample]]:
+        return _CellOps, ({}, self.sample)
 
 
 def _layer(
