@@ -29,6 +29,9 @@ from nni_petridish.search import Search
 
 START_SECONDS = 120
 START_TRIES = 3
+ANSWER_SECONDS = 20
+SILENCE_SECONDS = 600
+"""A machine that is very busy, or asleep, lets a manager be silent for long: it is not gone."""
 LOOPBACK = Path(__file__).with_name("loopback.cjs")
 """Keeps NNI's manager, which has no login, off the network."""
 
@@ -46,6 +49,10 @@ def free_port() -> int:
 
 class BusyError(NniError):
     """The machine was too busy for NNI, whose tuner must connect within ten seconds."""
+
+
+class SilentError(NniError):
+    """The NNI manager is there but did not answer in time."""
 
 
 class Experiment:
@@ -91,6 +98,8 @@ class Experiment:
         try:
             status: dict[str, Any] = self._get("check-status")
         except (OSError, ValueError) as problem:
+            if TimeoutError in (type(problem), type(getattr(problem, "reason", None))):
+                raise SilentError("the NNI manager does not answer.") from problem
             raise NniError(f"the NNI manager is gone{self._reason()}.") from problem
         if status.get("status") == "ERROR":
             errors = status.get("errors") or ["no reason given"]
@@ -104,7 +113,7 @@ class Experiment:
     def _get(self, what: str) -> Any:
         url = f"http://127.0.0.1:{self.port}/api/v1/nni/{what}"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(url, timeout=20) as answer:
+        with opener.open(url, timeout=ANSWER_SECONDS) as answer:
             return json.load(answer)
 
     def _reason(self) -> str:
@@ -213,9 +222,14 @@ def _follow(
 ) -> None:
     """Apply what the journal tells until the experiment is done."""
     journal: Journal | None = None
+    done, heard = False, time.monotonic()
     while True:
         time.sleep(seconds_between)
-        done = experiment.status() in ("DONE", "STOPPED")
+        try:
+            done, heard = experiment.status() in ("DONE", "STOPPED"), time.monotonic()
+        except SilentError:
+            if time.monotonic() - heard > SILENCE_SECONDS:
+                raise
         if journal is None and (config.gallery / "gallery.json").exists():
             journal = Gallery(config.gallery).journal
         if journal is not None and (events := journal.read_new()):

@@ -7,16 +7,25 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from nni_petridish import launch
 from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
 from nni_petridish.gallery import Gallery
-from nni_petridish.launch import Experiment, NniError, _signals_put_off, free_port, nnictl
+from nni_petridish.launch import (
+    Experiment,
+    NniError,
+    SilentError,
+    _signals_put_off,
+    free_port,
+    nnictl,
+)
 from nni_petridish.runner import run_search
 from nni_petridish.search import Search
 from tests import chaos
@@ -94,10 +103,24 @@ def test_the_manager_is_off_the_network_and_comes_back_so(tmp_path: Path) -> Non
             assert listening == [("127.0.0.1", experiment.port)]
 
 
-def test_an_experiment_with_nothing_to_do_is_done(tmp_path: Path) -> None:
+def test_an_experiment_with_nothing_to_do_is_done_and_silence_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vision_gallery(tmp_path)  # as many models as its limit
+    config = SearchConfig.from_yaml(tmp_path / "config.yml")
+    search = Search(config.settings)
     with Experiment(tmp_path / "config.yml", free_port()) as experiment:
         wait_for(lambda: chaos.is_done(experiment), 60)
+        monkeypatch.setattr(launch, "ANSWER_SECONDS", 0.5)
+        (manager,) = chaos.processes(experiment.id)["manager"]
+        manager.suspend()
+        with monkeypatch.context() as patience:
+            patience.setattr(launch, "SILENCE_SECONDS", 0)
+            with pytest.raises(SilentError):
+                launch._follow(experiment, config, search, print, 0.1)
+        threading.Timer(1.5, manager.resume).start()
+        launch._follow(experiment, config, search, print, 0.1)
+    assert len(search.models()) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
