@@ -243,9 +243,11 @@ static void convolve_image(vec *u, vec *frames, const vec *taps, batch b, conv c
     }
 }
 
+static void *room(size_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
+
 static void *zeros(size_t bytes) {
-    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (memory) memset(memory, 0, (bytes + 63) / 64 * 64);
+    void *memory = room(bytes);
+    if (memory) memset(memory, 0, bytes);
     return memory;
 }
 
@@ -340,29 +342,33 @@ int unit_forward(const unit *of, batch b) {
     long n = blocks(b), width = strided(b.width, c), height = strided(b.height, c);
     long size = c.kernel * c.kernel, frames_size = n * frame_in(0, b, c).size;
     long u_size = height * width * n, of_sums = n * sizeof(sums_of_block) / sizeof(vec);
-    long own = frames_size + u_size + width * n + of_sums, shared = n * size + b.channels * n;
-    vec *memory = zeros((b.threads * own + shared) * sizeof(vec));
-    sums_of_channel *sums = zeros(b.images * b.channels * sizeof(sums_of_channel));
-    if (!memory || !sums) return free(memory), free(sums), 0;
-    vec *taps = memory, *rows = taps + n * size;
+    long own = frames_size + u_size + width * n + of_sums;
+    vec *taps = zeros((n * size + b.channels * n) * sizeof(vec)), *rows = taps + n * size;
+    vec *memory = room(b.threads * own * sizeof(vec));
+    sums_of_channel *sums = room(b.images * b.channels * sizeof(sums_of_channel));
+    if (!taps || !memory || !sums) return free(taps), free(memory), free(sums), 0;
     load_depthwise(taps, of->depthwise, b, size), load_pointwise(rows, of->pointwise, b, 1);
-#pragma omp parallel for num_threads(b.threads) schedule(static)
-    for (long image = 0; image < b.images; image++) {
-        vec *frames = memory + shared + omp_get_thread_num() * own;
+#pragma omp parallel num_threads(b.threads)
+    {
+        vec *frames = memory + omp_get_thread_num() * own;
         vec *u = frames + frames_size, *row = u + u_size;
         sums_of_block *of_image = (sums_of_block *)(row + width * n);
-        rectify_image(frames, of, image, b);
-        convolve_image(u, frames, taps, b, c);
-        for (long i = 0; i < height; i++) {
-            long at = (image * height + i) * width * b.channels;
-            multiply(row, n, 1, u + i * width * n, rows, width, b);
-            observe_row(of_image, of->y, row, of->g, at, width, b, i == 0);
+        memset(frames, 0, frames_size * sizeof(vec));
+#pragma omp for schedule(static)
+        for (long image = 0; image < b.images; image++) {
+            rectify_image(frames, of, image, b);
+            convolve_image(u, frames, taps, b, c);
+            for (long i = 0; i < height; i++) {
+                long at = (image * height + i) * width * b.channels;
+                multiply(row, n, 1, u + i * width * n, rows, width, b);
+                observe_row(of_image, of->y, row, of->g, at, width, b, i == 0);
+            }
+            finish_image(sums + image * b.channels, of_image, height * width, b);
         }
-        finish_image(sums + image * b.channels, of_image, height * width, b);
     }
     REAL *totals = of->g ? of->totals : NULL;
     finish_batch(of->mean, of->variance, totals, of->products, sums, height * width, b);
-    free(memory), free(sums);
+    free(taps), free(memory), free(sums);
     return 1;
 }
 
@@ -475,21 +481,24 @@ int unit_backward(const unit *of, batch b) {
     conv c = of->c;
     long n = blocks(b), size = c.kernel * c.kernel, stride = size + 2;
     long frames_size = n * frame_in(0, b, c).size, u_size = outputs(b, c) * n;
-    long own = 2 * frames_size + 2 * u_size + b.width * n, shared = 2 * n * size + b.channels * n;
+    long own = 2 * frames_size + 2 * u_size + b.width * n;
     long sums_size = b.channels * (stride + b.channels);
-    vec *memory = zeros((b.threads * own + shared) * sizeof(vec));
+    vec *taps = zeros((2 * n * size + b.channels * n) * sizeof(vec)), *flipped = taps + n * size;
+    vec *memory = room(b.threads * own * sizeof(vec));
     double *sums = zeros(b.threads * sums_size * sizeof(double));
-    if (!memory || !sums) return free(memory), free(sums), 0;
-    vec *taps = memory, *flipped = taps + n * size;
+    if (!taps || !memory || !sums) return free(taps), free(memory), free(sums), 0;
     load_depthwise(taps, of->depthwise, b, size);
     for (long k = 0; k < n * size; k++) flipped[k] = taps[k / size * size + size - 1 - k % size];
     load_pointwise(flipped + n * size, of->pointwise, b, 0);
-#pragma omp parallel for num_threads(b.threads) schedule(static)
-    for (long image = 0; image < b.images; image++) {
-        workplace at = {.frames = memory + shared + omp_get_thread_num() * own};
-        at.u = at.frames + frames_size, at.dy = at.u + u_size, at.row = at.dy + u_size;
-        at.gradients = at.row + b.width * n;
-        image_backward(sums + omp_get_thread_num() * sums_size, at, taps, of, image, b);
+#pragma omp parallel num_threads(b.threads)
+    {
+        workplace at = {.frames = memory + omp_get_thread_num() * own};
+        at.gradients = at.frames + frames_size, at.u = at.gradients + frames_size;
+        at.dy = at.u + u_size, at.row = at.dy + u_size;
+        memset(at.frames, 0, 2 * frames_size * sizeof(vec));
+#pragma omp for schedule(static)
+        for (long image = 0; image < b.images; image++)
+            image_backward(sums + omp_get_thread_num() * sums_size, at, taps, of, image, b);
     }
     for (long t = 1; t < b.threads; t++)
         for (long k = 0; k < sums_size; k++) sums[k] += sums[t * sums_size + k];
@@ -501,7 +510,7 @@ int unit_backward(const unit *of, batch b) {
     }
     for (long k = 0; k < b.channels * b.channels; k++)
         of->dpointwise[k] = sums[b.channels * stride + k];
-    free(memory), free(sums);
+    free(taps), free(memory), free(sums);
     return 1;
 }
 
@@ -594,6 +603,8 @@ typedef struct {
     REAL *y, *mean, *variance; /* y may be missing */
     const REAL *g; /* likewise; then also */
     REAL *totals, *products;
+    REAL *dx; /* where the gradient of x goes, if it is wanted */
+    long adds; /* whether it is added to what is there */
 } pool;
 
 /* Of three neighbours, a step apart. */
@@ -639,44 +650,163 @@ static void pooled_row(
     }
 }
 
+/* What a thread needs to pool images: frames, a row, a row of columns pooled, and sums. */
+typedef struct {
+    vec *frames, *row, *columns;
+    sums_of_block *sums;
+} pool_workplace;
+
+static long pool_room(batch b, conv c) {
+    frame f = frame_in(0, b, c);
+    long of_sums = sizeof(sums_of_block) / sizeof(vec);
+    return blocks(b) * (f.size + strided(b.width, c) + of_sums) + f.width;
+}
+
+static pool_workplace pool_at(vec *memory, batch b, conv c) {
+    pool_workplace at = {.frames = memory};
+    at.row = at.frames + blocks(b) * frame_in(0, b, c).size;
+    at.columns = at.row + blocks(b) * strided(b.width, c);
+    at.sums = (sums_of_block *)(at.columns + frame_in(0, b, c).width);
+    return at;
+}
+
+static void lay_out(vec *frames, const REAL *x, batch b, conv c) {
+    for (long k = 0; k < blocks(b); k++) {
+        frame f = frame_in(frames + k * frame_in(0, b, c).size, b, c);
+        for (long i = 0; i < b.height; i++)
+            for (long j = 0; j < b.width; j++)
+                f.inside[i * f.width + j] =
+                    load(x + (i * b.width + j) * b.channels + k * LANES, lanes_of(k, b));
+    }
+}
+
+static void fill_frames(vec *frames, const pool *of, long size) {
+    REAL outside = of->kind == MAXIMUM ? -__builtin_inf() : 0;
+    for (long k = 0; k < size; k++) frames[k] = (vec){0} + outside;
+}
+
 /* Pool images; moments, totals and products are as in unit_forward. */
 int pool_forward(const pool *of, batch b) {
     conv c = {3, of->stride, 1};
     long n = blocks(b), height = strided(b.height, c), width = strided(b.width, c);
-    long frame_size = frame_in(0, b, c).size, of_sums = n * sizeof(sums_of_block) / sizeof(vec);
-    long own = n * frame_size + width * n + of_sums + frame_in(0, b, c).width;
-    vec *memory = zeros(b.threads * own * sizeof(vec));
-    sums_of_channel *sums = zeros(b.images * b.channels * sizeof(sums_of_channel));
+    long frame_size = frame_in(0, b, c).size;
+    vec *memory = room(b.threads * pool_room(b, c) * sizeof(vec));
+    sums_of_channel *sums = room(b.images * b.channels * sizeof(sums_of_channel));
     if (!memory || !sums) return free(memory), free(sums), 0;
-    if (of->kind == MAXIMUM)
-        for (long k = 0; k < b.threads * own; k++) memory[k] -= (REAL)__builtin_inf();
-#pragma omp parallel for num_threads(b.threads) schedule(static)
-    for (long image = 0; image < b.images; image++) {
-        vec *frames = memory + omp_get_thread_num() * own, *row = frames + n * frame_size;
-        sums_of_block *of_image = (sums_of_block *)(row + width * n);
-        vec *columns = row + width * n + of_sums;
-        for (long k = 0; k < n; k++) {
-            frame f = frame_in(frames + k * frame_size, b, c);
-            const REAL *x = of->x + image * pixels(b) * b.channels + k * LANES;
-            for (long i = 0; i < b.height; i++)
-                for (long j = 0; j < b.width; j++)
-                    f.inside[i * f.width + j] =
-                        load(x + (i * b.width + j) * b.channels, lanes_of(k, b));
+#pragma omp parallel num_threads(b.threads)
+    {
+        pool_workplace at = pool_at(memory + omp_get_thread_num() * pool_room(b, c), b, c);
+        fill_frames(at.frames, of, n * frame_size);
+#pragma omp for schedule(static)
+        for (long image = 0; image < b.images; image++) {
+            lay_out(at.frames, of->x + image * pixels(b) * b.channels, b, c);
+            for (long i = 0; i < height; i++) {
+                for (long k = 0; k < n; k++) {
+                    frame f = frame_in(at.frames + k * frame_size, b, c);
+                    pooled_row(at.row + k, n, at.columns, f, of, i, b, width);
+                }
+                long first = (image * height + i) * width * b.channels;
+                observe_row(at.sums, of->y, at.row, of->g, first, width, b, i == 0);
+            }
+            finish_image(sums + image * b.channels, at.sums, height * width, b);
         }
-        for (long i = 0; i < height; i++) {
-            for (long k = 0; k < n; k++)
-                pooled_row(
-                    row + k, n, columns, frame_in(frames + k * frame_size, b, c), of, i, b, width
-                );
-            long at = (image * height + i) * width * b.channels;
-            observe_row(of_image, of->y, row, of->g, at, width, b, i == 0);
-        }
-        finish_image(sums + image * b.channels, of_image, height * width, b);
     }
     REAL *totals = of->g ? of->totals : NULL;
     finish_batch(of->mean, of->variance, totals, of->products, sums, height * width, b);
     free(memory), free(sums);
     return 1;
+}
+
+/* Hand the gradient of a row that was pooled to the pixels that it came from. */
+INLINE void spread_row(
+    vec *to, const vec *from, const vec *row, const vec *dy, long frame_width, long width,
+    long stride, int is_maximum
+) {
+    for (long j = 0; j < width; j++) {
+        mask left = (vec){0} == (vec){0}; /* all */
+        for (long tap = 0; tap < 9; tap++) {
+            long place = j * stride + tap / 3 * frame_width + tap % 3;
+            if (is_maximum) { /* the first of equals gets it */
+                mask takes = left & (from[place] == row[j]);
+                to[place] += keep(dy[j], takes), left &= ~takes;
+            } else to[place] += dy[j];
+        }
+    }
+}
+
+/* dx from the gradient of_g·g + of_y·y + constant of what pool_forward computes. */
+int pool_backward(
+    const pool *of, const REAL *of_g, const REAL *of_y, const REAL *constant, batch b
+) {
+    conv c = {3, of->stride, 1};
+    long n = blocks(b), height = strided(b.height, c), width = strided(b.width, c);
+    long size = frame_in(0, b, c).size, own = pool_room(b, c) + size + width;
+    vec *memory = room(b.threads * own * sizeof(vec));
+    if (!memory) return 0;
+#pragma omp parallel num_threads(b.threads)
+    {
+        pool_workplace at = pool_at(memory + omp_get_thread_num() * own, b, c);
+        vec *gradients = memory + omp_get_thread_num() * own + pool_room(b, c);
+        vec *dy = gradients + size, *row = at.row;
+        frame to = frame_in(gradients, b, c);
+        fill_frames(at.frames, of, n * size);
+#pragma omp for schedule(static)
+        for (long image = 0; image < b.images; image++) {
+            lay_out(at.frames, of->x + image * pixels(b) * b.channels, b, c);
+            for (long k = 0; k < n; k++) {
+                long first = k * LANES, lanes = lanes_of(k, b);
+                vec by_g = load(of_g + first, lanes), by_y = load(of_y + first, lanes);
+                vec plus = load(constant + first, lanes);
+                frame f = frame_in(at.frames + k * size, b, c);
+                memset(gradients, 0, size * sizeof(vec));
+                for (long i = 0; i < height; i++) {
+                    const REAL *g = of->g + (image * height + i) * width * b.channels + first;
+                    long start = i * c.stride * f.width, rows = neighbours(i * c.stride, b.height);
+                    pooled_row(row, 1, at.columns, f, of, i, b, width);
+                    for (long j = 0; j < width; j++) {
+                        dy[j] = by_g * load(g + j * b.channels, lanes) + by_y * row[j] + plus;
+                        if (of->kind == MEAN)
+                            dy[j] *= (REAL)1 / (rows * neighbours(j * c.stride, b.width));
+                    }
+                    if (of->kind == NONE)
+                        for (long j = 0; j < width; j++) to.inside[i * to.width + j] = dy[j];
+                    else if (of->kind == MEAN)
+                        spread_row(to.start + start, 0, 0, dy, f.width, width, c.stride, 0);
+                    else
+                        spread_row(
+                            to.start + start, f.start + start, row, dy, f.width, width, c.stride, 1
+                        );
+                }
+                REAL *dx = of->dx + image * pixels(b) * b.channels + first;
+                for (long i = 0; i < b.height; i++)
+                    for (long j = 0; j < b.width; j++) {
+                        REAL *place = dx + (i * b.width + j) * b.channels;
+                        vec found = to.inside[i * to.width + j];
+                        store(place, of->adds ? load(place, lanes) + found : found, lanes);
+                    }
+            }
+        }
+    }
+    free(memory);
+    return 1;
+}
+
+/* The gradient of α of a candidate that is a pooling and a norm without γ and β, and dx. */
+int pool_gradients(const pool *of, double *dalpha, double alpha, double eps, batch b) {
+    conv c = {3, of->stride, 1};
+    long n = b.channels;
+    REAL *vectors = room(3 * n * sizeof(REAL));
+    if (!vectors) return 0;
+    int enough = pool_forward(of, b);
+    norm end = {
+        of->mean, of->variance, of->totals, of->products, eps, b.images * outputs(b, c), n
+    };
+    *dalpha = 0;
+    for (long k = 0; k < n; k++) *dalpha += of->products[k] * inverse_deviation(end, k);
+    norm_backward(vectors, vectors + n, vectors + 2 * n, end, NULL, alpha);
+    if (of->dx && enough) enough = pool_backward(of, vectors, vectors + n, vectors + 2 * n, b);
+    free(vectors);
+    return enough;
 }
 
 INLINE void image_correlations(

@@ -67,7 +67,10 @@ class _Branch(ctypes.Structure):
 
 
 class _Pool(ctypes.Structure):
-    _fields_ = _fields("kind stride", "x y mean variance g totals products")
+    _fields_ = [
+        *_fields("kind stride", "x y mean variance g totals products dx"),
+        ("adds", ctypes.c_long),
+    ]
 
 
 def native_applies(x: Tensor) -> bool:
@@ -198,8 +201,7 @@ class Branch(NamedTuple):
         adds
             Whether it is added to what is there.
         """
-        if g.shape != (*x.shape[:2], *_strided(x, self.geometries[0].stride)):
-            raise ValueError(_MISFIT.format(tuple(g.shape), tuple(x.shape)))
+        _check_output(g, x, self.geometries[0].stride)
         grads = [torch.empty_like(parameter) for parameter in parameters]
         moments = x.new_empty(len(self.geometries), 2, x.shape[1])
         units = []
@@ -244,17 +246,24 @@ class Pooling(NamedTuple):
     stride: int
     eps: float
 
-    def gradients(self, g: Tensor, x: Tensor) -> BranchGradients:
-        """Compute it, and the gradient of its weight α where its output, times α, has g."""
-        if g.shape != (*x.shape[:2], *_strided(x, self.stride)):
-            raise ValueError(_MISFIT.format(tuple(g.shape), tuple(x.shape)))
+    def gradients(
+        self, g: Tensor, alpha: float, x: Tensor, dx: Tensor | None, adds: bool
+    ) -> BranchGradients:
+        """Compute it, and its gradients; see `Branch.gradients`."""
+        _check_output(g, x, self.stride)
         found = x.new_empty(4, x.shape[1])
         mean, variance, totals, products = found.unbind()
-        places = _at(x=x, g=g, mean=mean, variance=variance, totals=totals, products=products)
-        kind = ("none", "avg", "max").index(self.kind)
-        _check(_loaded(x).pool_forward(ctypes.byref(_Pool(kind, self.stride, **places)), _batch(x)))
-        alpha = (products * torch.rsqrt(variance + self.eps)).sum()
-        return BranchGradients(float(alpha), [], found[:2].unsqueeze(0))
+        places = _at(
+            x=x, g=g, mean=mean, variance=variance, totals=totals, products=products, dx=dx
+        )
+        call = _Pool(("none", "avg", "max").index(self.kind), self.stride, **places, adds=adds)
+        dalpha, settings = ctypes.c_double(), (ctypes.c_double(alpha), ctypes.c_double(self.eps))
+        _check(
+            _loaded(x).pool_gradients(
+                ctypes.byref(call), ctypes.byref(dalpha), *settings, _batch(x)
+            )
+        )
+        return BranchGradients(dalpha.value, [], found[:2].unsqueeze(0))
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -284,9 +293,6 @@ def combine(g: Tensor, x: Tensor, of: Combination) -> Tensor:
     return out
 
 
-_MISFIT = "a gradient of shape {} cannot be that of {}"
-
-
 def _strided(x: Tensor, stride: int) -> tuple[int, int]:
     return (x.shape[2] - 1) // stride + 1, (x.shape[3] - 1) // stride + 1
 
@@ -313,8 +319,13 @@ def _batch(x: Tensor) -> _Batch:
 
 def _check_shapes(g: Tensor, x: Tensor) -> None:
     """Refuse what would be read beyond its end."""
-    if g.shape != x.shape:
-        raise ValueError(_MISFIT.format(tuple(g.shape), tuple(x.shape)))
+    _check_output(g, x, 1)
+
+
+def _check_output(g: Tensor, x: Tensor, stride: int) -> None:
+    expected = (*x.shape[:2], *_strided(x, stride))
+    if g.shape != expected:
+        raise ValueError(f"a gradient of shape {tuple(g.shape)} cannot be that of {expected}")
 
 
 def _check(enough_memory: int) -> None:

@@ -2,7 +2,7 @@
 
 Two processes with two threads each on two cores spin against each other and run tens of times
 slower than with one thread each. So every way in sets the number, a larger one that a user asks
-for is cut, and threads that wait do so asleep.
+for is cut, and threads that wait go to sleep soon.
 """
 
 from __future__ import annotations
@@ -82,13 +82,23 @@ def set_threads(concurrency: int) -> int:
     threads = min(threads, _number("OMP_NUM_THREADS", threads))
     for name in _VARIABLES:
         os.environ[name] = str(threads)
-    # Where others use the cores too, threads that spin while they wait starve each other.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _let_waiting_threads_sleep()
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
         threads = min(threads, torch.get_num_threads())
         torch.set_num_threads(threads)
     return threads
+
+
+def _let_waiting_threads_sleep() -> None:
+    """Let them: where others use the cores too, threads that spin while they wait starve these.
+
+    GNU's OpenMP, PyTorch's on Linux, first spins for about the time that Python needs between two
+    kernels: to wake a sleeping thread takes longer. A policy that the user chose is left alone.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def _number(variable: str, otherwise: int) -> int:

@@ -110,7 +110,7 @@ class Pool(nn.Sequential, EndsInNorm):
         return cast(nn.BatchNorm2d, self[1])
 
     def hidden(self, x: Tensor) -> HiddenCandidate | None:
-        """Return the candidate, if no gradient goes back through it."""
+        """Return the candidate, if the kernels in C can take it."""
         pool = cast(MaxPool3x3 | AvgPool3x3, self[0])
         return HiddenPool.of(x, pool, self.last_norm())
 
@@ -127,7 +127,7 @@ class Identity(nn.BatchNorm2d, EndsInNorm):
         return self
 
     def hidden(self, x: Tensor) -> HiddenCandidate | None:
-        """Return the candidate, if no gradient goes back through it."""
+        """Return the candidate, if the kernels in C can take it."""
         return HiddenPool.of(x, None, self)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:

@@ -54,7 +54,7 @@ class AvgPool3x3(nn.AvgPool2d):
 
 
 class HiddenPool(HiddenCandidate):
-    """A pooling, or the identity, of an input that needs no gradient."""
+    """A pooling, or the identity."""
 
     def __init__(self, x: Tensor, kind: str, stride: int, norm: nn.BatchNorm2d) -> None:
         self.x, self.parameters, self.norms = x, (), [norm]
@@ -65,7 +65,7 @@ class HiddenPool(HiddenCandidate):
         cls, x: Tensor, pool: MaxPool3x3 | AvgPool3x3 | None, norm: nn.BatchNorm2d
     ) -> HiddenPool | None:
         """Return the candidate, if it can be hidden; the identity is no pooling."""
-        if x.requires_grad or not has_default_settings(norm):
+        if not has_default_settings(norm):
             return None
         if pool is None:
             return cls(x, "none", 1, norm)
@@ -80,8 +80,8 @@ class HiddenPool(HiddenCandidate):
         dx: Tensor | None,
         adds: bool,
     ) -> BranchGradients:
-        """Compute it, and the gradient of α."""
-        return self._pooling.gradients(g, x)
+        """Compute it, and its gradients."""
+        return self._pooling.gradients(g, alpha, x, dx, adds)
 
 
 def _is_fast(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:

@@ -42,6 +42,15 @@ def test_a_process_gets_its_share_of_the_cores(
     assert threads.set_threads(concurrency) == expected
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == str(expected)
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment["GOMP_SPINCOUNT"] == "2000"
+
+
+def test_how_threads_wait_is_left_to_who_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "1"}
+    monkeypatch.setattr(os, "environ", environment)
+    threads.set_threads(1)
+    assert environment["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert "GOMP_SPINCOUNT" not in environment
 
 
 def test_a_torch_that_is_there_already_is_told_and_never_given_more_than_it_had() -> None:
