@@ -3,6 +3,9 @@ from __future__ import annotations
 import copy
 import itertools
 import platform
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -249,3 +252,17 @@ def test_a_finished_network_can_be_exported() -> None:
 
 def test_freed_memory_is_kept_where_the_allocator_can() -> None:
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+
+
+def test_huge_pages_are_asked_for_where_the_heap_will_grow() -> None:
+    code = (
+        "from nni_petridish.memory import keep_freed_memory\n"
+        "print(keep_freed_memory(), open('/proc/self/smaps').read())\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    if not found.startswith("True") or "VmFlags" not in found:
+        pytest.skip("no glibc, or a system that does not tell")
+    asked = re.findall(r"^Size: +(\d+) kB(?:\n\w+: .*)*\nVmFlags:.* hg\b", found, re.MULTILINE)
+    assert max(map(int, asked), default=0) > 2**19  # of the 2**20 kB
