@@ -7,9 +7,7 @@ pass is
 
     dα = ⟨g, û⟩,    du = α/σ · (g − mean(g) − û · mean(g·û)).
 
-A `HiddenCandidate` is not even computed in the forward pass. Its turn is the backward pass, when g
-is known: one candidate after the other, forward and backward in one go while what is between them
-is in the cache, and nothing is kept in memory from the one pass to the other.
+A `HiddenCandidate` is not even computed in the forward pass.
 """
 
 from __future__ import annotations
@@ -25,6 +23,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nni_petridish import native
+from nni_petridish.hidden_candidates import (
+    HiddenCandidate,
+    HiddenGradients,
+    distinct,
+    has_default_settings,
+)
 from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import (
@@ -37,7 +41,7 @@ from nni_petridish.moments import (
     update_running_statistics,
     widened,
 )
-from nni_petridish.native import BranchGradients, native_applies
+from nni_petridish.native import native_applies
 
 
 class SharedInput:
@@ -68,36 +72,6 @@ class HasLastNorm(ABC):
     @abstractmethod
     def last_norm(self) -> nn.BatchNorm2d:
         """Return the batch norm at its end."""
-
-
-class HiddenCandidate(ABC):
-    """A candidate that is computed in the backward pass.
-
-    Attributes
-    ----------
-    x
-        Its input.
-    parameters
-        Its parameters, in some order.
-    norms
-        All its batch norms, the last one at the end.
-    """
-
-    x: Tensor
-    parameters: Sequence[Tensor]
-    norms: Sequence[nn.BatchNorm2d]
-
-    @abstractmethod
-    def gradients(
-        self,
-        g: Tensor,
-        alpha: float,
-        x: Tensor,
-        parameters: Sequence[Tensor],
-        dx: Tensor | None,
-        adds: bool,
-    ) -> BranchGradients:
-        """Return the gradients where x_k has the gradient g; see `native.Branch.gradients`."""
 
 
 class EndsInNorm(HasLastNorm):
@@ -200,54 +174,18 @@ class _AddHiddenSum(torch.autograd.Function):
                     g, by_kind[:n], mean, inv_std, tensors[:n], wanted[:n], plan.late
                 )
             if plan.hidden:
-                hidden = _HiddenGradients(plan, g, tensors[n:], wanted[n:])
-                found, moments = hidden.compute(by_kind[n:].tolist())
+                hidden = HiddenGradients(plan.hidden, plan.inputs, tensors[n:], wanted[n:])
+                found = hidden.compute(g, by_kind[n:].tolist())
                 products = torch.cat([products, alpha.new_tensor(found)])
                 grad_tensors += hidden.gradients()
                 if not ctx.observed:  # once, should there be more than one backward pass
                     ctx.observed = True
-                    _observe(plan.hidden, moments, g.numel() // g.shape[1])
+                    hidden.show_norms(g.numel() // g.shape[1])
         grad_alpha = None
         if ctx.needs_input_grad[1]:
             grad_alpha = torch.empty_like(alpha)
             grad_alpha[plan.order] = products.to(alpha.dtype)
         return g, grad_alpha, None, None, None, *grad_tensors
-
-
-class _HiddenGradients:
-    """The gradients of a site's hidden candidates, computed one after the other."""
-
-    def __init__(
-        self, plan: _Plan, g: Tensor, tensors: Sequence[Tensor], wanted: Sequence[bool]
-    ) -> None:
-        n = 1 + max(plan.inputs)
-        self.plan, self.g = plan, g
-        # What saves tensors elsewhere may have changed their layout.
-        self.inputs = [x.contiguous(memory_format=torch.channels_last) for x in tensors[:n]]
-        self.rest = iter(tensors[n:])
-        self.input_grads = [
-            torch.empty_like(x) if want else None
-            for x, want in zip(self.inputs, wanted, strict=False)
-        ]
-        self.parameter_grads: list[Tensor] = []
-
-    def compute(self, alpha: Sequence[float]) -> tuple[list[float], list[Tensor]]:
-        """Return dα and the moments of each candidate."""
-        found, moments, written = [], [], set()
-        for candidate, i, weight in zip(self.plan.hidden, self.plan.inputs, alpha, strict=True):
-            parameters = [next(self.rest).contiguous() for _ in candidate.parameters]
-            gradients = candidate.gradients(
-                self.g, weight, self.inputs[i], parameters, self.input_grads[i], i in written
-            )
-            written.add(i)
-            found.append(gradients.alpha)
-            moments.append(gradients.moments)
-            self.parameter_grads += gradients.parameters
-        return found, moments
-
-    def gradients(self) -> list[Tensor | None]:
-        """Return the gradients of all inputs and parameters."""
-        return [*self.input_grads, *self.parameter_grads]
 
 
 def add_hidden_sum(
@@ -270,7 +208,7 @@ def add_hidden_sum(
     hidden = {i: c for i, c in enumerate(candidates) if isinstance(c, HiddenCandidate)}
     unnormalized = [c for c in candidates if isinstance(c, Unnormalized)]
     mean, inv_std = _observed_moments(unnormalized) if unnormalized else (None, None)
-    inputs, numbers = _distinct([c.x for c in hidden.values()])
+    inputs, numbers = distinct([c.x for c in hidden.values()])
     late = [c.late for c in unnormalized]
     plan = _Plan([*visible, *hidden], late, list(hidden.values()), numbers)
     result: Tensor = _AddHiddenSum.apply(
@@ -280,20 +218,6 @@ def add_hidden_sum(
         *(parameter for c in hidden.values() for parameter in c.parameters),
     )
     return result
-
-
-def _distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-    """Return each tensor once, and which of them each one is."""
-    distinct = list({id(tensor): tensor for tensor in tensors}.values())
-    numbers = {id(tensor): i for i, tensor in enumerate(distinct)}
-    return distinct, [numbers[id(tensor)] for tensor in tensors]
-
-
-def _observe(hidden: Sequence[HiddenCandidate], moments: Sequence[Tensor], count: int) -> None:
-    """Show the norms of hidden candidates what they would have seen in the forward pass."""
-    mean, variance = torch.cat(list(moments)).unbind(1)
-    norms = [norm for candidate in hidden for norm in candidate.norms]
-    update_running_statistics(norms, mean, variance, count)
 
 
 @torch.no_grad()
@@ -387,8 +311,3 @@ def _has_hidable_norm(op: nn.Module) -> bool:
         and not norm.affine
         and has_default_settings(norm)
     )
-
-
-def has_default_settings(norm: nn.BatchNorm2d) -> bool:
-    """Return whether its statistics can be updated together with those of all others."""
-    return (norm.momentum, norm.eps) == (0.1, 1e-5)

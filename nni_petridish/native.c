@@ -607,12 +607,13 @@ typedef struct {
     long adds; /* whether it is added to what is there */
 } pool;
 
-/* Of three neighbours, a step apart. */
+/* Of three neighbours, a step apart. A NaN among them may lose: g, with which all is multiplied that
+comes of this, then is NaN. */
 INLINE vec pool_three(const vec *from, long step, int is_maximum) {
     vec found = from[0];
     for (long k = 1; k < 3; k++) {
         vec value = from[k * step];
-        mask wins = (value > found) | (value != value); /* a NaN does */
+        mask wins = value > found;
         if (is_maximum) found = (vec)(((mask)value & wins) | ((mask)found & ~wins));
         else found += value;
     }
@@ -638,9 +639,7 @@ static void pooled_row(
     vec *row, long step, vec *columns, frame f, const pool *of, long i, batch b, long width
 ) {
     const vec *from = f.start + i * of->stride * f.width;
-    if (of->kind == NONE)
-        for (long j = 0; j < width; j++) row[j * step] = from[j + f.width + 1];
-    else if (of->kind == MAXIMUM) 
+    if (of->kind == MAXIMUM) 
         pool_row(row, step, columns, from, f.width, width, of->stride, 1);
     else {
         pool_row(row, step, columns, from, f.width, width, of->stride, 0);
@@ -670,13 +669,20 @@ static pool_workplace pool_at(vec *memory, batch b, conv c) {
     return at;
 }
 
+/* to[pixel·step] = one block of channels of the pixels of a row. */
+INLINE void load_row(vec *to, long step, const REAL *x, long width, batch b, long k) {
+    if (lanes_of(k, b) == LANES)
+        for (long j = 0; j < width; j++) to[j * step] = load(x + j * b.channels + k * LANES, LANES);
+    else
+        for (long j = 0; j < width; j++)
+            to[j * step] = load(x + j * b.channels + k * LANES, lanes_of(k, b));
+}
+
 static void lay_out(vec *frames, const REAL *x, batch b, conv c) {
     for (long k = 0; k < blocks(b); k++) {
         frame f = frame_in(frames + k * frame_in(0, b, c).size, b, c);
         for (long i = 0; i < b.height; i++)
-            for (long j = 0; j < b.width; j++)
-                f.inside[i * f.width + j] =
-                    load(x + (i * b.width + j) * b.channels + k * LANES, lanes_of(k, b));
+            load_row(f.inside + i * f.width, 1, x + i * b.width * b.channels, b.width, b, k);
     }
 }
 
@@ -699,11 +705,14 @@ int pool_forward(const pool *of, batch b) {
         fill_frames(at.frames, of, n * frame_size);
 #pragma omp for schedule(static)
         for (long image = 0; image < b.images; image++) {
-            lay_out(at.frames, of->x + image * pixels(b) * b.channels, b, c);
+            const REAL *x = of->x + image * pixels(b) * b.channels;
+            if (of->kind != NONE) lay_out(at.frames, x, b, c);
             for (long i = 0; i < height; i++) {
                 for (long k = 0; k < n; k++) {
                     frame f = frame_in(at.frames + k * frame_size, b, c);
-                    pooled_row(at.row + k, n, at.columns, f, of, i, b, width);
+                    if (of->kind == NONE)
+                        load_row(at.row + k, n, x + i * width * b.channels, width, b, k);
+                    else pooled_row(at.row + k, n, at.columns, f, of, i, b, width);
                 }
                 long first = (image * height + i) * width * b.channels;
                 observe_row(at.sums, of->y, at.row, of->g, first, width, b, i == 0);
@@ -752,7 +761,8 @@ int pool_backward(
         fill_frames(at.frames, of, n * size);
 #pragma omp for schedule(static)
         for (long image = 0; image < b.images; image++) {
-            lay_out(at.frames, of->x + image * pixels(b) * b.channels, b, c);
+            const REAL *x = of->x + image * pixels(b) * b.channels;
+            if (of->kind != NONE) lay_out(at.frames, x, b, c);
             for (long k = 0; k < n; k++) {
                 long first = k * LANES, lanes = lanes_of(k, b);
                 vec by_g = load(of_g + first, lanes), by_y = load(of_y + first, lanes);
@@ -762,7 +772,9 @@ int pool_backward(
                 for (long i = 0; i < height; i++) {
                     const REAL *g = of->g + (image * height + i) * width * b.channels + first;
                     long start = i * c.stride * f.width, rows = neighbours(i * c.stride, b.height);
-                    pooled_row(row, 1, at.columns, f, of, i, b, width);
+                    if (of->kind == NONE)
+                        load_row(row, 1, x + i * width * b.channels, width, b, k);
+                    else pooled_row(row, 1, at.columns, f, of, i, b, width);
                     for (long j = 0; j < width; j++) {
                         dy[j] = by_g * load(g + j * b.channels, lanes) + by_y * row[j] + plus;
                         if (of->kind == MEAN)

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.genotype import Shortcut, learner_name
+from nni_petridish.hidden_candidates import HiddenCandidate
 from nni_petridish.hidden_sum import (
     EndsInNorm,
-    HiddenCandidate,
     SharedInput,
     Unnormalized,
     add_hidden_sum,

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from nni_petridish.errors import GenotypeError
 from nni_petridish.genotype import VISION_OPS
-from nni_petridish.hidden_sum import EndsInNorm, HiddenCandidate, SharedInput
+from nni_petridish.hidden_candidates import HiddenCandidate
+from nni_petridish.hidden_sum import EndsInNorm, SharedInput
 from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.late_gradient import BeforeNorm
 from nni_petridish.normalize import normalize

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nni_petridish.hidden_sum import HiddenCandidate, has_default_settings
+from nni_petridish.hidden_candidates import HiddenCandidate, has_default_settings
 from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.moments import has_hooks
 from nni_petridish.native import BranchGradients, Pooling

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from nni_petridish.decoder_loss import linear_cross_entropy
 from nni_petridish.errors import ConfigError
 from nni_petridish.genotype import Shortcut
-from nni_petridish.hidden_sum import HasLastNorm, HiddenCandidate, Unnormalized
+from nni_petridish.hidden_candidates import HiddenCandidate
+from nni_petridish.hidden_sum import HasLastNorm, Unnormalized
 from nni_petridish.recurrent_genotype import CELL_KEY, RecurrentGenotype, node_name
 from nni_petridish.weak_learner import AlphaTable, JointWeakLearner, Site, WeakLearner
 from search_spaces.gates import ACTIVATION_FUNCTIONS, highways

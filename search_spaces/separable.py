@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nni_petridish import native
-from nni_petridish.hidden_sum import HiddenCandidate, has_default_settings
+from nni_petridish.hidden_candidates import HiddenCandidate, has_default_settings
 from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import (
     has_batch_statistics,
