@@ -2,7 +2,8 @@ r"""Does growing a recurrent cell help? Two growths against the same epochs with
 
     python benchmarks/recurrent_growth.py [--seed 0]
     python benchmarks/recurrent_growth.py --text ptb --root data/ptb --limit 200000 --hidden 200 \
-        --set batch_size=20 --set dropout_cell_inputs=0.3 --set dropout_outputs=0.3
+        --epochs 2 1 1 --set batch_size=20 --set dropout_cell_inputs=0.3 --set dropout_outputs=0.3 \
+        --set dropout_hidden=0.1
 
 Weak learning leaves the parent's training untouched, so both are the same up to the first
 finalising. Validation perplexity is printed after every phase, and again with the weights averaged
