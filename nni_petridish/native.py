@@ -1,4 +1,4 @@
-"""Inner loops of training in C (native.c).
+"""Inner loops of training in C (c/native.c).
 
 At 16 channels a step of weak learning is a long chain of light passes over memory: PyTorch's own
 kernels wait for it most of the time. These do in one pass what belongs together: the batch norm and

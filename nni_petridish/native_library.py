@@ -1,4 +1,4 @@
-"""The library of inner loops in C (native.c), compiled on first use where there is a C compiler.
+"""The library of inner loops in C (c/), compiled on first use where there is a C compiler.
 
 The threads are those of PyTorch's own OpenMP runtime: the library is linked without one and finds
 its symbols in the process. A second runtime would have a second set of threads, and the two sets
@@ -23,7 +23,7 @@ import torch
 
 from nni_petridish.cache import make_cache_folder
 
-_SOURCE = Path(__file__).with_name("native.c")
+_SOURCES = Path(__file__).with_name("c")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-fopenmp", "-std=gnu11")
 _REAL = {torch.float32: "float", torch.float64: "double"}
 _logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def native_library(dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 def _compiled(compiler: str, real: str) -> Path:
-    """Compile native.c unless that was done before, on this kind of processor."""
+    """Compile the sources unless that was done before, on this kind of processor."""
     path = _cache_folder() / f"native-{real}-{_digest(compiler)}.so"
     if path.exists() and _is_whole(path):
         return path
@@ -53,7 +53,7 @@ def _compiled(compiler: str, real: str) -> Path:
         made, whole = f"{folder}/native.o", f"{folder}/native.so"
         # In two steps: only the first knows of OpenMP, so that the second links no runtime.
         for command in (
-            [compiler, *_FLAGS, f"-DREAL={real}", "-c", str(_SOURCE), "-o", made],
+            [compiler, *_FLAGS, f"-DREAL={real}", "-c", str(_SOURCES / "native.c"), "-o", made],
             [compiler, "-shared", made, "-o", whole],
         ):
             subprocess.run(command, check=True, capture_output=True, timeout=120)
@@ -72,7 +72,8 @@ def _is_whole(path: Path) -> bool:
 
 def _digest(compiler: str) -> str:
     """Return what tells apart sources, compilers and processors: homes are shared by machines."""
-    parts = [_SOURCE.read_bytes(), " ".join((compiler, *_FLAGS, platform.machine())).encode()]
+    parts = [source.read_bytes() for source in sorted(_SOURCES.iterdir())]
+    parts.append(" ".join((compiler, *_FLAGS, platform.machine())).encode())
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     parts += [line.encode() for line in lines if line.startswith(("flags", "Features"))][:1]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
