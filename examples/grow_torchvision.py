@@ -2,8 +2,10 @@
 
 ``python examples/grow_torchvision.py`` trains a small MobileNetV2 on scikit-learn's digits, then
 goes on from there in two ways: it grows the network once, and it trains the network as it is for
-the same processor time. ``--data fashion_mnist --root FOLDER --limit 3000`` takes another data set.
-Validation selects the epoch of each way; the test set is looked at once, at the end.
+the same processor time. ``--data fashion_mnist --root FOLDER --limit 3000`` takes another data set,
+``--model shufflenet`` another network. Validation selects the epoch of each way, and the learning
+rate of training on if it is given several; the test set is looked at once, at the end, and not at
+all with ``--no-test``, for those who look for settings.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # small networks: threads cost mo
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchvision.models import MobileNetV2
+from torchvision.models import MobileNetV2, ShuffleNetV2
 
 from nni_petridish import (
     attach_candidates,
@@ -34,13 +36,13 @@ from nni_petridish import (
 from nni_petridish.data import DataSet
 from nni_petridish.splits import Split
 
-#: Each block reads the two layers before it. The last layer, 1280 wide, would cost most: left out.
+#: Of the MobileNetV2: each block reads the two layers before it. The last layer, 1280 wide, would
+#: cost most: left out.
 SOURCES = {
     "features.1": ["features.0"],
     "features.2": ["features.0", "features.1"],
     "features.3": ["features.1", "features.2"],
 }
-BATCH = 32
 
 
 def small_mobilenet(image_shape: tuple[int, int, int], width: float) -> nn.Module:
@@ -51,6 +53,18 @@ def small_mobilenet(image_shape: tuple[int, int, int], width: float) -> nn.Modul
     filters, stride = net.features[0][0].out_channels, 1 if size < 16 else 2
     net.features[0][0] = nn.Conv2d(channels, filters, 3, stride, 1, bias=False)
     return net.to(memory_format=torch.channels_last)
+
+
+def narrow_shufflenet(image_shape: tuple[int, int, int], width: float) -> nn.Module:
+    """Torchvision's ShuffleNetV2 with one block in each stage, for small images."""
+    widths = [2 * round(width * filters / 2) for filters in (8, 16, 32, 64, 64)]
+    net = ShuffleNetV2([1, 1, 1], widths, num_classes=10)
+    net.conv1[0] = nn.Conv2d(image_shape[0], widths[0], 3, 2, 1, bias=False)
+    net.maxpool = nn.Identity()
+    return net.to(memory_format=torch.channels_last)
+
+
+MODELS = {"mobilenet": (small_mobilenet, SOURCES), "shufflenet": (narrow_shufflenet, None)}
 
 
 def error(net: nn.Module, split: Split) -> float:
@@ -71,7 +85,13 @@ class Trained(NamedTuple):
 
 
 def train(
-    net: nn.Module, data: DataSet, epochs: int, lr: float, seed: int, select: bool = True
+    net: nn.Module,
+    data: DataSet,
+    epochs: int,
+    lr: float,
+    seed: int,
+    batch: int = 32,
+    select: bool = True,
 ) -> Trained:
     """Train with SGD and a cosine; the network is left as it was after its best epoch, or last."""
     optimizer = torch.optim.SGD(
@@ -84,7 +104,7 @@ def train(
         began = time.process_time()
         for group in optimizer.param_groups:
             group["lr"] = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
-        for images, labels in data.train.batches(BATCH, generator):
+        for images, labels in data.train.batches(batch, generator):
             optimizer.zero_grad()
             F.cross_entropy(net(data.train.normalise(images)), labels).backward()
             nn.utils.clip_grad_norm_(net.parameters(), 5.0)
@@ -103,38 +123,79 @@ def compare(options: argparse.Namespace, seed: int) -> dict[str, dict[str, float
     data = load_data(
         options.data, options.root, limit=options.limit, validation=options.validation, seed=seed
     )
+    make, sources = MODELS[options.model]
     torch.manual_seed(seed)
-    parent = small_mobilenet(data.image_shape, options.width)
-    first = train(parent, data, options.epochs, options.lr, seed)
-
-    example = torch.zeros(1, *data.image_shape)
-    grown = make_growable(copy.deepcopy(parent), example, sources=SOURCES)
-    attach_candidates(grown, l1=options.l1)
-    weak = train(grown, data, options.weak_epochs, options.lr, seed + 1000, select=False)
-    genotype = finalize_candidates(grown, i_max=options.i_max)
-    final = train(grown, data, options.final_epochs, options.lr, seed + 2000)
+    parent = make(data.image_shape, options.width)
+    first = train(parent, data, options.epochs, options.lr, seed, options.batch)
     if options.verbose:
-        print(genotype.to_json())
+        print("parent", first, f"training {error(parent, data.train):.2%}", flush=True)
 
-    longer = copy.deepcopy(parent)
-    spent = weak.seconds + final.seconds
-    epochs = max(1, round(spent / (first.seconds / options.epochs)))
-    trained_on = train(longer, data, epochs, options.lr, seed + 1000)
+    grown, of_growing = grow(copy.deepcopy(parent), data, sources, options, seed)
+    epochs = max(1, round(of_growing.seconds / (first.seconds / options.epochs)))
+    longer, of_longer = train_on(parent, data, epochs, options, seed)
 
-    def facts(net: nn.Module, validation_error: float, seconds: float) -> dict[str, float]:
+    def facts(net: nn.Module, trained: Trained) -> dict[str, float]:
         return {
-            "validation": validation_error,
-            "test": error(net, data.test),
+            "training": error(net, data.train),
+            "validation": trained.validation_error,
+            "test": math.nan if options.no_test else error(net, data.test),
             "multiply-adds": count_multiply_adds(net, data.image_shape),
             "parameters": count_parameters(net),
-            "seconds": seconds,
+            "seconds": trained.seconds,
         }
 
     return {
-        "parent": facts(parent, first.validation_error, first.seconds),
-        "trained on": facts(longer, trained_on.validation_error, trained_on.seconds),
-        "grown": facts(grown, final.validation_error, spent),
+        "parent": facts(parent, first),
+        "trained on": facts(longer, of_longer),
+        "grown": facts(grown, of_growing),
     }
+
+
+def grow(
+    net: nn.Module,
+    data: DataSet,
+    sources: dict[str, list[str]] | None,
+    options: argparse.Namespace,
+    seed: int,
+) -> tuple[nn.Module, Trained]:
+    """Grow a network, once or several times, and train it."""
+    make_growable(net, torch.zeros(1, *data.image_shape), sources=sources, ops=options.ops)
+    spent = 0.0
+    for growth in range(options.growths):
+        attach_candidates(net, l1=options.l1)
+        seed += 1000
+        weak = train(
+            net,
+            data,
+            options.weak_epochs,
+            options.weak_lr or options.lr,
+            seed,
+            options.batch,
+            False,
+        )
+        genotype = finalize_candidates(net, i_max=options.i_max)
+        seed += 1000
+        final = train(
+            net, data, options.final_epochs, options.final_lr or options.lr, seed, options.batch
+        )
+        spent += weak.seconds + final.seconds
+        if options.verbose:
+            steps = {n: round(p.item(), 3) for n, p in net.named_parameters() if n.endswith("eta")}
+            print(growth, genotype.to_json(), steps, weak, final, flush=True)
+    return net, Trained(final.validation_error, spent)
+
+
+def train_on(
+    parent: nn.Module, data: DataSet, epochs: int, options: argparse.Namespace, seed: int
+) -> tuple[nn.Module, Trained]:
+    """Train copies of the parent, one with each learning rate; return the better one."""
+    tried = []
+    for lr in options.on_lrs or [options.lr]:
+        net = copy.deepcopy(parent)
+        tried.append((net, train(net, data, epochs, lr, seed + 1000, options.batch)))
+        if options.verbose:
+            print("trained on with", lr, epochs, tried[-1][1], flush=True)
+    return min(tried, key=lambda one: one[1].validation_error)
 
 
 def main() -> None:
@@ -144,22 +205,31 @@ def main() -> None:
     parser.add_argument("--root", default=None, help="folder of the data set")
     parser.add_argument("--limit", type=int, default=None, help="training images to use")
     parser.add_argument("--validation", type=int, default=None, help="validation images to use")
-    parser.add_argument("--width", type=float, default=0.25, help="of the network: width_mult")
+    parser.add_argument("--model", choices=MODELS, default="mobilenet")
+    parser.add_argument("--width", type=float, default=0.25, help="of the network: a factor")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=12, help="of the parent")
     parser.add_argument("--weak-epochs", type=int, default=4)
     parser.add_argument("--final-epochs", type=int, default=8)
+    parser.add_argument("--growths", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--weak-lr", type=float, help="of weak learning; default: --lr")
+    parser.add_argument("--final-lr", type=float, help="after growing; default: --lr")
+    parser.add_argument("--on-lrs", type=float, nargs="+", help="to try for training on")
     parser.add_argument("--l1", type=float, default=0.001)
     parser.add_argument("--i-max", type=int, default=3)
+    parser.add_argument("--ops", nargs="+", help="eligible operations; default: all")
+    parser.add_argument("--no-test", action="store_true", help="leave the test set alone")
     parser.add_argument("--verbose", action="store_true", help="print what has grown")
     options = parser.parse_args()
 
     results = []
-    row = "{:>4}  {:<10}  {:>10}  {:>7}  {:>13}  {:>10}  {:>11}"
-    names = ("validation", "test", "multiply-adds", "parameters", "cpu seconds")
+    row = "{:>4}  {:<10}  {:>8}  {:>10}  {:>7}  {:>13}  {:>10}  {:>11}"
+    names = ("training", "validation", "test", "multiply-adds", "parameters", "cpu seconds")
     print(row.format("seed", "network", *names))
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         results.append(compare(options, seed))
         for name, facts in results[-1].items():
             print(row.format(seed, name, *_texts(facts)), flush=True)
@@ -173,6 +243,7 @@ def main() -> None:
 
 def _texts(facts: dict[str, float]) -> list[str]:
     return [
+        f"{facts['training']:.2%}",
         f"{facts['validation']:.2%}",
         f"{facts['test']:.2%}",
         f"{facts['multiply-adds']:.0f}",

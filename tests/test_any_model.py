@@ -571,16 +571,18 @@ def test_the_example_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     torch.testing.assert_close(predict(scope["again"], x), predict(scope["net"], x))
 
 
-def test_the_example_of_torchvision_runs() -> None:
+@pytest.mark.parametrize("more", ["", "--model shufflenet --on-lrs 0.1 0.01 --no-test --growths 2"])
+def test_the_example_of_torchvision_runs(more: str) -> None:
     script = Path(__file__).parent.parent / "examples" / "grow_torchvision.py"
-    short = "--limit 64 --seeds 1 --epochs 1 --weak-epochs 1 --final-epochs 1"
+    short = f"--limit 64 --seeds 1 --epochs 1 --weak-epochs 1 --final-epochs 1 {more}"
     done = subprocess.run(
         [sys.executable, str(script), *short.split()], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[1] for row in rows[4:]] == ["parent", "trained", "grown"]
-    assert int(rows[6][4]) > int(rows[4][4])  # multiply-adds
+    assert int(rows[6][5]) > int(rows[4][5])  # multiply-adds
+    assert (rows[6][4] == "nan%") == ("--no-test" in more)
 
 
 def test_checkpointing_a_part_says_why_it_cannot_work() -> None:
