@@ -9,44 +9,26 @@ therefore, by the same numbers.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from nni_petridish.moments import update_running_statistics
-from nni_petridish.native import BranchGradients
+from nni_petridish.native import BackwardPass, Branch, Pooling
 
 
-class HiddenCandidate(ABC):
-    """A candidate that is computed in the backward pass.
-
-    Attributes
-    ----------
-    x
-        Its input.
-    parameters
-        Its parameters, in some order.
-    norms
-        All its batch norms, the last one at the end.
-    """
+class HiddenCandidate(NamedTuple):
+    """A candidate that is computed in the backward pass."""
 
     x: Tensor
+    """Its input."""
     parameters: Sequence[Tensor]
+    """In the order of its kernel."""
     norms: Sequence[nn.BatchNorm2d]
-
-    @abstractmethod
-    def gradients(
-        self,
-        g: Tensor,
-        alpha: float,
-        x: Tensor,
-        parameters: Sequence[Tensor],
-        dx: Tensor | None,
-        adds: bool,
-    ) -> BranchGradients:
-        """Return the gradients where x_k has the gradient g; see `native.Branch.gradients`."""
+    """All its batch norms, the last one at the end."""
+    kernel: Branch | Pooling
 
 
 class HiddenGradients:
@@ -88,8 +70,10 @@ class HiddenGradients:
         found, written = [], set()
         for candidate, i, weight in zip(self.candidates, self.numbers, alpha, strict=True):
             parameters = [next(self.rest).contiguous() for _ in candidate.parameters]
-            gradients = candidate.gradients(
-                g, weight, self.inputs[i], parameters, self.input_grads[i], i in written
+            gradients = candidate.kernel.gradients(
+                BackwardPass(
+                    g, weight, self.inputs[i], parameters, self.input_grads[i], adds=i in written
+                )
             )
             written.add(i)
             found.append(gradients.alpha)
@@ -110,9 +94,9 @@ class HiddenGradients:
 
 def distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
     """Return each tensor once, and which of them each one is."""
-    distinct = list({id(tensor): tensor for tensor in tensors}.values())
-    numbers = {id(tensor): i for i, tensor in enumerate(distinct)}
-    return distinct, [numbers[id(tensor)] for tensor in tensors]
+    found = list({id(tensor): tensor for tensor in tensors}.values())
+    numbers = {id(tensor): i for i, tensor in enumerate(found)}
+    return found, [numbers[id(tensor)] for tensor in tensors]
 
 
 def has_default_settings(norm: nn.BatchNorm2d) -> bool:

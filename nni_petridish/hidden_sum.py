@@ -49,7 +49,6 @@ class SharedInput:
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
-        self._rectified: Tensor | None = None
 
     @functools.cached_property
     def is_native(self) -> bool:
@@ -58,12 +57,10 @@ class SharedInput:
         inference = self.value.is_inference() and not torch.is_inference_mode_enabled()
         return not inference and native_applies(self.value)
 
-    @property
+    @functools.cached_property
     def rectified(self) -> Tensor:
         """ReLU(z_i), computed once."""
-        if self._rectified is None:
-            self._rectified = F.relu(self.value)
-        return self._rectified
+        return F.relu(self.value)
 
 
 class HasLastNorm(ABC):

@@ -170,37 +170,33 @@ class UnitGradients(NamedTuple):
     pointwise: Tensor
 
 
+class BackwardPass(NamedTuple):
+    """Of a candidate, whose output, times α, has the gradient g = ∇_{x_k} L."""
+
+    g: Tensor
+    alpha: float
+    x: Tensor
+    """Its input."""
+    parameters: Sequence[Tensor]
+    dx: Tensor | None
+    """Where the gradient of x goes, if it is wanted."""
+    adds: bool
+    """Whether it is added to what is there."""
+
+
 class Branch(NamedTuple):
     """One unit, or two with a batch norm between them; then a batch norm without γ and β."""
 
     geometries: Sequence[Geometry]
     eps: float
 
-    def gradients(
-        self,
-        g: Tensor,
-        alpha: float,
-        x: Tensor,
-        parameters: Sequence[Tensor],
-        dx: Tensor | None,
-        adds: bool,
-    ) -> BranchGradients:
-        """Compute it, and its gradients where its output, times α, has the gradient g.
+    def gradients(self, of: BackwardPass) -> BranchGradients:
+        """Compute it, and its gradients.
 
-        Parameters
-        ----------
-        g, alpha
-            The gradient, and α.
-        x
-            What the first unit takes.
-        parameters
-            Depthwise and pointwise weight of each unit; before those of a second, γ and β of the
-            norm between the two.
-        dx
-            Where the gradient of x goes, if it is wanted.
-        adds
-            Whether it is added to what is there.
+        The parameters are the depthwise and the pointwise weight of each unit; before those of a
+        second, γ and β of the norm between the two.
         """
+        g, alpha, x, parameters, dx, adds = of
         _check_output(g, x, self.geometries[0].stride)
         grads = [torch.empty_like(parameter) for parameter in parameters]
         moments = x.new_empty(len(self.geometries), 2, x.shape[1])
@@ -230,7 +226,7 @@ class Branch(NamedTuple):
 
 
 class BranchGradients(NamedTuple):
-    """Of a `Branch`."""
+    """Of a `Branch` or a `Pooling`."""
 
     alpha: float
     parameters: list[Tensor]
@@ -246,10 +242,9 @@ class Pooling(NamedTuple):
     stride: int
     eps: float
 
-    def gradients(
-        self, g: Tensor, alpha: float, x: Tensor, dx: Tensor | None, adds: bool
-    ) -> BranchGradients:
-        """Compute it, and its gradients; see `Branch.gradients`."""
+    def gradients(self, of: BackwardPass) -> BranchGradients:
+        """Compute it, and its gradients; it has no parameters."""
+        g, alpha, x, _, dx, adds = of
         _check_output(g, x, self.stride)
         found = x.new_empty(4, x.shape[1])
         mean, variance, totals, products = found.unbind()

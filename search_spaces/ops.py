@@ -23,8 +23,8 @@ from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.late_gradient import BeforeNorm
 from nni_petridish.normalize import normalize
 from search_spaces.depthwise import DepthwiseConv2d
-from search_spaces.pooling import AvgPool3x3, HiddenPool, MaxPool3x3
-from search_spaces.separable import HiddenConvs, UnitModules, can_fuse, separable_convs
+from search_spaces.pooling import AvgPool3x3, MaxPool3x3, hidden_pool
+from search_spaces.separable import UnitModules, can_fuse, hidden_convs, separable_convs
 
 
 class SeparableConvs(nn.Sequential, EndsInNorm):
@@ -67,7 +67,7 @@ class SeparableConvs(nn.Sequential, EndsInNorm):
 
     def hidden(self, x: Tensor) -> HiddenCandidate | None:
         """Return the candidate, if the kernels in C can take it."""
-        return HiddenConvs.of(x, self._units(), self.last_norm())
+        return hidden_convs(x, self._units(), self.last_norm())
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the output of the last pointwise conv."""
@@ -113,7 +113,7 @@ class Pool(nn.Sequential, EndsInNorm):
     def hidden(self, x: Tensor) -> HiddenCandidate | None:
         """Return the candidate, if the kernels in C can take it."""
         pool = cast(MaxPool3x3 | AvgPool3x3, self[0])
-        return HiddenPool.of(x, pool, self.last_norm())
+        return hidden_pool(x, pool, self.last_norm())
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return what the pooling returns."""
@@ -129,7 +129,7 @@ class Identity(nn.BatchNorm2d, EndsInNorm):
 
     def hidden(self, x: Tensor) -> HiddenCandidate | None:
         """Return the candidate, if the kernels in C can take it."""
-        return HiddenPool.of(x, None, self)
+        return hidden_pool(x, None, self)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the input."""

@@ -7,8 +7,6 @@ images in place of nine; the mean is a depthwise conv with ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from nni_petridish.hidden_candidates import HiddenCandidate, has_default_settings
 from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.moments import has_hooks
-from nni_petridish.native import BranchGradients, Pooling
+from nni_petridish.native import Pooling
 
 
 class MaxPool3x3(nn.MaxPool2d):
@@ -53,35 +51,14 @@ class AvgPool3x3(nn.AvgPool2d):
         return F.conv2d(x, x.new_ones(channels, 1, 3, 3), padding=1, groups=channels) * inverse
 
 
-class HiddenPool(HiddenCandidate):
-    """A pooling, or the identity."""
-
-    def __init__(self, x: Tensor, kind: str, stride: int, norm: nn.BatchNorm2d) -> None:
-        self.x, self.parameters, self.norms = x, (), [norm]
-        self._pooling = Pooling(kind, stride, norm.eps)
-
-    @classmethod
-    def of(
-        cls, x: Tensor, pool: MaxPool3x3 | AvgPool3x3 | None, norm: nn.BatchNorm2d
-    ) -> HiddenPool | None:
-        """Return the candidate, if it can be hidden; the identity is no pooling."""
-        if not has_default_settings(norm):
-            return None
-        if pool is None:
-            return cls(x, "none", 1, norm)
-        return None if has_hooks(pool) else cls(x, pool.kind, pool.stride, norm)
-
-    def gradients(
-        self,
-        g: Tensor,
-        alpha: float,
-        x: Tensor,
-        parameters: Sequence[Tensor],
-        dx: Tensor | None,
-        adds: bool,
-    ) -> BranchGradients:
-        """Compute it, and its gradients."""
-        return self._pooling.gradients(g, alpha, x, dx, adds)
+def hidden_pool(
+    x: Tensor, pool: MaxPool3x3 | AvgPool3x3 | None, norm: nn.BatchNorm2d
+) -> HiddenCandidate | None:
+    """Return a pooling, or the identity, and a norm as a candidate for the backward pass."""
+    if not has_default_settings(norm) or (pool is not None and has_hooks(pool)):
+        return None
+    kind, stride = ("none", 1) if pool is None else (pool.kind, pool.stride)
+    return HiddenCandidate(x, (), [norm], Pooling(kind, stride, norm.eps))
 
 
 def _is_fast(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:

@@ -66,36 +66,15 @@ def _can_fuse(unit: UnitModules, x: Tensor) -> bool:
     )
 
 
-class HiddenConvs(HiddenCandidate):
-    """A candidate of one or two units, of an input that the kernels in C can take."""
-
-    def __init__(self, x: Tensor, units: Sequence[UnitModules], last: nn.BatchNorm2d) -> None:
-        self.x = x
-        self.parameters = _parameters(units)
-        self.norms = [*(norm for norm, *_ in units if norm is not None), last]
-        self._branch = native.Branch([unit.depthwise.geometry for unit in units], last.eps)
-
-    @classmethod
-    def of(
-        cls, x: Tensor, units: Sequence[UnitModules], last: nn.BatchNorm2d
-    ) -> HiddenConvs | None:
-        """Return the candidate, if it can be hidden."""
-        if len(units) > 2 or not can_fuse(units, x):
-            return None
-        found = cls(x, units, last)
-        return found if all(map(has_default_settings, found.norms)) else None
-
-    def gradients(
-        self,
-        g: Tensor,
-        alpha: float,
-        x: Tensor,
-        parameters: Sequence[Tensor],
-        dx: Tensor | None,
-        adds: bool,
-    ) -> native.BranchGradients:
-        """Compute it, and its gradients."""
-        return self._branch.gradients(g, alpha, x, parameters, dx, adds)
+def hidden_convs(
+    x: Tensor, units: Sequence[UnitModules], last: nn.BatchNorm2d
+) -> HiddenCandidate | None:
+    """Return one or two units and a norm as a candidate for the backward pass, if it can be."""
+    norms = [*(norm for norm, *_ in units if norm is not None), last]
+    if len(units) > 2 or not can_fuse(units, x) or not all(map(has_default_settings, norms)):
+        return None
+    kernel = native.Branch([unit.depthwise.geometry for unit in units], last.eps)
+    return HiddenCandidate(x, _parameters(units), norms, kernel)
 
 
 def _parameters(units: Sequence[UnitModules]) -> list[Tensor]:

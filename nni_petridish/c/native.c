@@ -2,7 +2,7 @@
 each REAL.
 
 A candidate is computed in the backward pass, forward and backward in one go: what is between the two
-is in the cache. All functions return whether there was memory. */
+is in the cache. What needs memory returns whether there was some. */
 
 #include "pool.h"
 #include "unit.h"
@@ -24,10 +24,10 @@ int branch_gradients(branch *of, const REAL *g, batch b) {
         b.images, strided(b.height, first->c), strided(b.width, first->c), b.channels, b.threads
     };
     long n = b.channels, count = b.images * pixels(inner), size = count * n;
-    REAL *memory = aligned_alloc(64, ((2 * size + 7 * n) * sizeof(REAL) + 63) / 64 * 64);
+    REAL *memory = room((2 * size + 7 * n) * sizeof(REAL));
     if (!memory) return 0;
-    REAL *totals = memory + 2 * size, *products = totals + n;
-    REAL *of_g = products + n, *of_x = of_g + n, *constant = of_x + n, *scale = constant + n, *shift = scale + n;
+    REAL *totals = memory + 2 * size, *products = totals + n, *of_g = products + n;
+    REAL *of_x = of_g + n, *constant = of_x + n, *scale = constant + n, *shift = scale + n;
     for (unit *u = first; u <= last; u++) {
         u->y = memory + (u - first) * size, u->g = u == last ? g : NULL;
         u->totals = totals, u->products = products;

@@ -11,6 +11,7 @@ own cells. η starts at 0, so no prediction changes.
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,9 +118,9 @@ class ForeignSite(Site):
         """Return how many shortcuts the next weak learner may have."""
         return self.plan.room(self.chosen())
 
+    @abstractmethod
     def make_raw_op(self, source: str, op: str) -> nn.Module:
         """Make the operation as NNI would."""
-        raise NotImplementedError
 
     def make_op(self, source: str, op: str) -> nn.Module:
         """Make a candidate."""
