@@ -9,14 +9,16 @@ therefore, by the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nni_petridish.moments import update_running_statistics
-from nni_petridish.native import BackwardPass, Branch, Pooling
+from nni_petridish.native import Candidate, Kernel, candidate_gradients
+
+EPS, MOMENTUM = 1e-5, 0.1
+"""Of the batch norms of all candidates."""
 
 
 class HiddenCandidate(NamedTuple):
@@ -24,15 +26,15 @@ class HiddenCandidate(NamedTuple):
 
     x: Tensor
     """Its input."""
+    kernel: Kernel
     parameters: Sequence[Tensor]
     """In the order of its kernel."""
-    norms: Sequence[nn.BatchNorm2d]
-    """All its batch norms, the last one at the end."""
-    kernel: Branch | Pooling
+    running: Sequence[Tensor]
+    """The `running_statistics` of its norms."""
 
 
 class HiddenGradients:
-    """The gradients of a site's hidden candidates, computed one after the other.
+    """The gradients of a site's hidden candidates.
 
     Parameters
     ----------
@@ -57,39 +59,41 @@ class HiddenGradients:
         self.candidates, self.numbers = candidates, inputs
         # What saves tensors elsewhere may have changed their layout.
         self.inputs = [x.contiguous(memory_format=torch.channels_last) for x in tensors[:n]]
-        self.rest = iter(tensors[n:])
+        self.parameters = [parameter.contiguous() for parameter in tensors[n:]]
         self.input_grads = [
             torch.empty_like(x) if want else None
             for x, want in zip(self.inputs, wanted, strict=False)
         ]
-        self.parameter_grads: list[Tensor] = []
-        self.moments: list[Tensor] = []
+        self.parameter_grads = [torch.empty_like(parameter) for parameter in self.parameters]
 
-    def compute(self, g: Tensor, alpha: Sequence[float]) -> list[float]:
-        """Compute all of it, x_k having the gradient g; return dα."""
-        found, written = [], set()
+    def compute(self, g: Tensor, alpha: Sequence[float], observe: bool) -> list[float]:
+        """Compute all of it, x_k having the gradient g; return dα.
+
+        The norms see what they would have seen in the forward pass, if they are to observe it.
+        """
+        calls: list[Candidate] = []
+        written, start = set(), 0
         for candidate, i, weight in zip(self.candidates, self.numbers, alpha, strict=True):
-            parameters = [next(self.rest).contiguous() for _ in candidate.parameters]
-            gradients = candidate.kernel.gradients(
-                BackwardPass(
-                    g, weight, self.inputs[i], parameters, self.input_grads[i], adds=i in written
+            own = slice(start, start + len(candidate.parameters))
+            calls.append(
+                Candidate(
+                    kernel=candidate.kernel,
+                    alpha=weight,
+                    x=self.inputs[i],
+                    dx=self.input_grads[i],
+                    adds=i in written,
+                    parameters=self.parameters[own],
+                    gradients=self.parameter_grads[own],
+                    running=candidate.running if observe else (),
                 )
             )
             written.add(i)
-            found.append(gradients.alpha)
-            self.moments.append(gradients.moments)
-            self.parameter_grads += gradients.parameters
-        return found
+            start = own.stop
+        return candidate_gradients(g, calls, EPS, MOMENTUM)
 
     def gradients(self) -> list[Tensor | None]:
         """Return the gradients of all inputs and parameters."""
         return [*self.input_grads, *self.parameter_grads]
-
-    def show_norms(self, count: int) -> None:
-        """Show the norms what they would have seen in the forward pass: so many numbers each."""
-        mean, variance = torch.cat(self.moments).unbind(1)
-        norms = [norm for candidate in self.candidates for norm in candidate.norms]
-        update_running_statistics(norms, mean, variance, count)
 
 
 def distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
@@ -99,6 +103,19 @@ def distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
     return found, [numbers[id(tensor)] for tensor in tensors]
 
 
+def running_statistics(norms: Iterable[nn.BatchNorm2d]) -> list[Tensor] | None:
+    """Return mean, variance and number of batches of each; None if any is not as all others."""
+    found: list[Tensor] = []
+    for norm in norms:
+        mean, variance, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        if mean is None or variance is None or batches is None or not has_default_settings(norm):
+            return None
+        if not (mean.is_contiguous() and variance.is_contiguous()):
+            return None
+        found += mean, variance, batches
+    return found
+
+
 def has_default_settings(norm: nn.BatchNorm2d) -> bool:
     """Return whether its statistics can be updated together with those of all others."""
-    return (norm.momentum, norm.eps) == (0.1, 1e-5)
+    return (norm.momentum, norm.eps) == (MOMENTUM, EPS)

@@ -159,30 +159,27 @@ class _AddHiddenSum(torch.autograd.Function):
         alpha, mean, inv_std, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[5:]
         n = len(plan.order) - len(plan.hidden)
-        by_kind = alpha[plan.order]
+        grad_alpha, grad_tensors = alpha.new_empty(0), list[Tensor | None]()
         if mean is None and not plan.hidden:
-            products, grad_tensors = _gradients(g, by_kind, tensors, wanted)
+            grad_alpha, grad_tensors = _gradients(g, alpha, tensors, wanted)
         else:
             g = g.contiguous(memory_format=torch.channels_last)
-            products, grad_tensors = alpha.new_empty(0), []
-            if n > 0:
-                gradients = _native_gradients if native_applies(g) else _normalized_gradients
-                products, grad_tensors = gradients(
-                    g, by_kind[:n], mean, inv_std, tensors[:n], wanted[:n], plan.late
-                )
-            if plan.hidden:
-                hidden = HiddenGradients(plan.hidden, plan.inputs, tensors[n:], wanted[n:])
-                found = hidden.compute(g, by_kind[n:].tolist())
-                products = torch.cat([products, alpha.new_tensor(found)])
-                grad_tensors += hidden.gradients()
-                if not ctx.observed:  # once, should there be more than one backward pass
-                    ctx.observed = True
-                    hidden.show_norms(g.numel() // g.shape[1])
-        grad_alpha = None
-        if ctx.needs_input_grad[1]:
-            grad_alpha = torch.empty_like(alpha)
-            grad_alpha[plan.order] = products.to(alpha.dtype)
-        return g, grad_alpha, None, None, None, *grad_tensors
+        if mean is not None:
+            gradients = _native_gradients if native_applies(g) else _normalized_gradients
+            visible = alpha[plan.order[:n]] if plan.hidden else alpha
+            grad_alpha, grad_tensors = gradients(
+                g, visible, mean, inv_std, tensors[:n], wanted[:n], plan.late
+            )
+        if plan.hidden:
+            hidden = HiddenGradients(plan.hidden, plan.inputs, tensors[n:], wanted[n:])
+            weights = alpha.tolist()
+            # The norms observe once, should there be more than one backward pass.
+            found = hidden.compute(g, [weights[i] for i in plan.order[n:]], not ctx.observed)
+            ctx.observed = True
+            by_place = dict(zip(plan.order, [*grad_alpha.tolist(), *found], strict=True))
+            grad_alpha = alpha.new_tensor([by_place[i] for i in range(len(weights))])
+            grad_tensors += hidden.gradients()
+        return g, grad_alpha.to(alpha.dtype), None, None, None, *grad_tensors
 
 
 def add_hidden_sum(

@@ -11,7 +11,8 @@ PyTorch, slower.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ class Geometry(NamedTuple):
     @property
     def is_native(self) -> bool:
         """Whether there are loops for it."""
-        return self.kernel in (3, 5) and self.stride in (1, 2)
+        return self.kernel in (3, 5) and self.stride in (1, 2) and self.dilation in (1, 2)
 
 
 def _fields(numbers: str, tensors: str) -> list[tuple[str, Any]]:
@@ -57,20 +58,18 @@ class _Unit(ctypes.Structure):
     ]
 
 
-class _Branch(ctypes.Structure):
-    _fields_ = [
-        ("units", _Unit * 2),
-        *_fields("", "gamma beta dgamma dbeta"),
-        ("length", ctypes.c_long),
-        *((name, ctypes.c_double) for name in ("alpha", "dalpha", "eps")),
-    ]
-
-
 class _Pool(ctypes.Structure):
     _fields_ = [
         *_fields("kind stride", "x y mean variance g totals products dx"),
         ("adds", ctypes.c_long),
     ]
+
+
+class _Projection(ctypes.Structure):
+    _fields_ = _fields(
+        "parts outputs",
+        "x even odd y mean variance g of_g of_y constant dx deven dodd",
+    )
 
 
 def native_applies(x: Tensor) -> bool:
@@ -170,102 +169,136 @@ class UnitGradients(NamedTuple):
     pointwise: Tensor
 
 
-class BackwardPass(NamedTuple):
-    """Of a candidate, whose output, times α, has the gradient g = ∇_{x_k} L."""
+class Projection(NamedTuple):
+    """ReLU and a 1x1 conv to another number of channels; or two, which halve the image.
 
-    g: Tensor
+    Of each square of four pixels the first conv sees the even one and the second the odd one, and
+    what they make is concatenated.
+    """
+
+    weights: Sequence[Tensor]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output, and mean and biased variance of its channels."""
+        outputs, parts = self._outputs(x), len(self.weights)
+        y = x.new_empty(x.shape[0], *_strided(x, parts), outputs).permute(0, 3, 1, 2)
+        mean, variance = x.new_empty(2, outputs).unbind()
+        call = self._with(outputs, x=x, y=y, mean=mean, variance=variance)
+        _check(_loaded(x).projection_forward(ctypes.byref(call), _batch(x)))
+        return y, mean, variance
+
+    def backward(
+        self, g: Tensor, y: Tensor, of: Combination, x: Tensor, want_input: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Return the gradients of x, if wanted, and of the weights; that of y is a combination."""
+        _check_shapes(g, y)
+        dx = torch.empty_like(x) if want_input else None
+        gradients = [torch.empty_like(weight) for weight in self.weights]
+        places = dict(zip(("of_g", "of_y", "constant"), of, strict=True))
+        places |= dict(zip(("deven", "dodd"), gradients, strict=False))
+        call = self._with(self._outputs(x), x=x, y=y, g=g, dx=dx, **places)
+        _check(_loaded(x).projection_backward(ctypes.byref(call), _batch(x)))
+        return dx, gradients
+
+    def _outputs(self, x: Tensor) -> int:
+        if any(weight.shape[1:] != (x.shape[1], 1, 1) for weight in self.weights):
+            raise ValueError(f"the weights of a projection do not fit {x.shape[1]} channels.")
+        return sum(weight.shape[0] for weight in self.weights)
+
+    def _with(self, outputs: int, **tensors: Tensor | None) -> _Projection:
+        """Return the projection with what it takes and makes."""
+        weights = dict(zip(("even", "odd"), self.weights, strict=False))
+        return _Projection(len(self.weights), outputs, **_at(**weights, **tensors))
+
+
+class Kernel(NamedTuple):
+    """What a candidate computes before the batch norm, without γ and β, at its end."""
+
+    geometries: Sequence[Geometry]
+    """Of one unit, or of two with a batch norm between them; or of the pooling."""
+    pooling: str | None = None
+    """``max``, ``avg`` (which counts no padding) or ``none``, if it is one."""
+
+
+class Candidate(NamedTuple):
+    """A candidate in the backward pass: what its kernel takes, and where the gradients go."""
+
+    kernel: Kernel
     alpha: float
     x: Tensor
     """Its input."""
-    parameters: Sequence[Tensor]
     dx: Tensor | None
     """Where the gradient of x goes, if it is wanted."""
     adds: bool
     """Whether it is added to what is there."""
+    parameters: Sequence[Tensor]
+    """The depthwise and the pointwise weight of each unit; between those of two, γ and β."""
+    gradients: Sequence[Tensor]
+    running: Sequence[Tensor]
+    """Mean, variance and number of batches of each norm, to be updated; none if they are not."""
 
 
-class Branch(NamedTuple):
-    """One unit, or two with a batch norm between them; then a batch norm without γ and β."""
-
-    geometries: Sequence[Geometry]
-    eps: float
-
-    def gradients(self, of: BackwardPass) -> BranchGradients:
-        """Compute it, and its gradients.
-
-        The parameters are the depthwise and the pointwise weight of each unit; before those of a
-        second, γ and β of the norm between the two.
-        """
-        g, alpha, x, parameters, dx, adds = of
-        _check_output(g, x, self.geometries[0].stride)
-        grads = [torch.empty_like(parameter) for parameter in parameters]
-        moments = x.new_empty(len(self.geometries), 2, x.shape[1])
-        units = []
-        for i, geometry in enumerate(self.geometries):
-            mean, variance = moments[i].unbind()
-            (depthwise, pointwise), (d_depthwise, d_pointwise) = (
-                tensors[4 * i : 4 * i + 2] for tensors in (parameters, grads)
-            )
-            places = _at(
-                mean=mean,
-                variance=variance,
-                depthwise=depthwise,
-                pointwise=pointwise,
-                ddepthwise=d_depthwise,
-                dpointwise=d_pointwise,
-                **({"x": x, "dx": dx} if i == 0 else {}),
-            )
-            units.append(_Unit(*geometry, **places, adds=adds and i == 0))
-        names = ("gamma", "beta", "dgamma", "dbeta")
-        between = dict(zip(names, [*parameters[2:4], *grads[2:4]], strict=False))
-        call = _Branch((_Unit * 2)(*units), **_at(**between))
-        call.length, call.alpha, call.eps = len(units), alpha, self.eps
-        enough = _loaded(x).branch_gradients(ctypes.byref(call), *_at(g=g).values(), _batch(x))
-        _check(enough)
-        return BranchGradients(call.dalpha, grads, moments)
+_POOLINGS = ("none", "avg", "max")
+_UNIT, _NORM = "3l4P", "7P"
+_CANDIDATE = struct.Struct(f"5l2P3l{2 * _UNIT}{2 * _NORM}2d")
+"""A candidate as C has it; the last number is the gradient of α."""
 
 
-class BranchGradients(NamedTuple):
-    """Of a `Branch` or a `Pooling`."""
+def candidate_gradients(
+    g: Tensor, candidates: Sequence[Candidate], eps: float, momentum: float
+) -> list[float]:
+    """Compute a site's candidates and their gradients, g being that of x_k; return those of α."""
+    _check_types(g, candidates)
+    calls = b"".join(_packed(g, candidate) for candidate in candidates)
+    memory = ctypes.create_string_buffer(calls, len(calls))
+    settings = ctypes.c_double(eps), ctypes.c_double(momentum)
+    run = _loaded(g).candidate_gradients
+    _check(run(memory, ctypes.c_long(len(candidates)), ctypes.c_void_p(g.data_ptr()), *settings))
+    return [found[-1] for found in _CANDIDATE.iter_unpack(memory)]
 
-    alpha: float
-    parameters: list[Tensor]
-    moments: Tensor
-    """Mean and biased variance of what each norm takes, shape (norms, 2, channels)."""
+
+def _packed(g: Tensor, of: Candidate) -> bytes:
+    (geometries, pooling), x = of.kernel, of.x
+    _check_output(g, x, geometries[0].stride)
+    n, channels, height, width = x.shape
+    length = 0 if pooling is not None else len(geometries)
+    parameters, gradients, running = (
+        [tensor.data_ptr() for tensor in tensors]
+        for tensors in (of.parameters, of.gradients, of.running)
+    )
+    units, norms = [], []
+    for i in range(2):
+        there = slice(4 * i, 4 * i + 2) if i < length else slice(0)
+        geometry = geometries[i] if i < len(geometries) else (0, 0, 0)
+        units += [*geometry, *(parameters[there] or (0, 0)), *(gradients[there] or (0, 0))]
+        between = slice(2, 4) if i + 1 < length else slice(0)
+        norms += [*(parameters[between] or (0, 0)), *(gradients[between] or (0, 0))]
+        norms += running[3 * i : 3 * i + 3] or (0, 0, 0)
+    return _CANDIDATE.pack(
+        *(n, height, width, channels, torch.get_num_threads()),
+        *(x.data_ptr(), 0 if of.dx is None else of.dx.data_ptr()),
+        *(of.adds, length, 0 if pooling is None else _POOLINGS.index(pooling)),
+        *units,
+        *norms,
+        *(of.alpha, 0.0),
+    )
 
 
-class Pooling(NamedTuple):
-    """Over squares of 3x3 pixels; then a batch norm without γ and β."""
-
-    kind: str
-    """``max``, ``avg`` (which counts no padding) or ``none``."""
-    stride: int
-    eps: float
-
-    def gradients(self, of: BackwardPass) -> BranchGradients:
-        """Compute it, and its gradients; it has no parameters."""
-        g, alpha, x, _, dx, adds = of
-        _check_output(g, x, self.stride)
-        found = x.new_empty(4, x.shape[1])
-        mean, variance, totals, products = found.unbind()
-        places = _at(
-            x=x, g=g, mean=mean, variance=variance, totals=totals, products=products, dx=dx
-        )
-        call = _Pool(("none", "avg", "max").index(self.kind), self.stride, **places, adds=adds)
-        dalpha, settings = ctypes.c_double(), (ctypes.c_double(alpha), ctypes.c_double(self.eps))
-        _check(
-            _loaded(x).pool_gradients(
-                ctypes.byref(call), ctypes.byref(dalpha), *settings, _batch(x)
-            )
-        )
-        return BranchGradients(dalpha.value, [], found[:2].unsqueeze(0))
+def _check_types(g: Tensor, candidates: Sequence[Candidate]) -> None:
+    tensors = [
+        tensor
+        for candidate in candidates
+        for tensor in (candidate.x, *candidate.parameters, *candidate.running)
+        if tensor.dtype is not torch.int64  # a number of batches
+    ]
+    _check_one_type([g, *tensors])
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel."""
     mean, variance = x.new_empty(2, x.shape[1]).unbind()
     call = _Pool(0, 1, **_at(x=x, mean=mean, variance=variance))
-    _check(_loaded(x).pool_forward(ctypes.byref(call), _batch(x)))
+    _check(_loaded(x).pool_forward(ctypes.byref(call), ctypes.c_long(1), _batch(x)))
     return mean, variance
 
 
@@ -300,11 +333,15 @@ def _loaded(x: Tensor) -> ctypes.CDLL:
 
 def _at(**tensors: Tensor | None) -> dict[str, Any]:
     """Return where tensors lie, all of one type; the layout is the caller's business."""
-    if len({(t.dtype, t.device) for t in tensors.values() if t is not None}) > 1:
-        raise TypeError("native kernels take tensors of one type, on the CPU.")
+    _check_one_type(t for t in tensors.values() if t is not None)
     return {
         name: ctypes.c_void_p(None if t is None else t.data_ptr()) for name, t in tensors.items()
     }
+
+
+def _check_one_type(tensors: Iterable[Tensor]) -> None:
+    if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
+        raise TypeError("native kernels take tensors of one type, on the CPU.")
 
 
 def _batch(x: Tensor) -> _Batch:

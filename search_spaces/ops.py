@@ -24,6 +24,7 @@ from nni_petridish.late_gradient import BeforeNorm
 from nni_petridish.normalize import normalize
 from search_spaces.depthwise import DepthwiseConv2d
 from search_spaces.pooling import AvgPool3x3, MaxPool3x3, hidden_pool
+from search_spaces.projection import can_project, projection
 from search_spaces.separable import UnitModules, can_fuse, hidden_convs, separable_convs
 
 
@@ -186,6 +187,8 @@ class FactorizedReduce(nn.Module, EndsInNorm):
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the two convs, concatenated."""
+        if can_project(z.value, [self.even, self.odd]):
+            return projection(z.value, [self.even, self.odd])
         # The pixels are picked, not strided over by the convs: the weight gradient of a strided 1x1
         # conv in channels_last corrupts memory at few channels in torch 2.15 on the CPU.
         x = z.rectified
@@ -196,9 +199,19 @@ class FactorizedReduce(nn.Module, EndsInNorm):
         return BeforeNorm(torch.cat([self.even(even), self.odd(odd)], dim=1))
 
 
-def project(c_in: int, c_out: int) -> nn.Sequential:
+class Project(nn.Sequential):
     """ReLU, 1x1 conv, batch norm: brings an input to the width of a cell."""
-    return nn.Sequential(nn.ReLU(), nn.Conv2d(c_in, c_out, 1, bias=False), nn.BatchNorm2d(c_out))
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        conv = nn.Conv2d(c_in, c_out, 1, bias=False)
+        super().__init__(nn.ReLU(), conv, nn.BatchNorm2d(c_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x at the other width."""
+        _, conv, norm = cast(Any, self)
+        if can_project(x, [conv]):
+            return normalize(projection(x, [conv]), norm)
+        return super().forward(x)
 
 
 def _identity(channels: int, stride: int, affine: bool) -> nn.Module:

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nni_petridish.hidden_candidates import HiddenCandidate, has_default_settings
+from nni_petridish.hidden_candidates import HiddenCandidate, running_statistics
 from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.moments import has_hooks
-from nni_petridish.native import Pooling
+from nni_petridish.native import Geometry, Kernel
 
 
 class MaxPool3x3(nn.MaxPool2d):
@@ -55,10 +55,11 @@ def hidden_pool(
     x: Tensor, pool: MaxPool3x3 | AvgPool3x3 | None, norm: nn.BatchNorm2d
 ) -> HiddenCandidate | None:
     """Return a pooling, or the identity, and a norm as a candidate for the backward pass."""
-    if not has_default_settings(norm) or (pool is not None and has_hooks(pool)):
+    running = running_statistics([norm])
+    if running is None or (pool is not None and has_hooks(pool)):
         return None
     kind, stride = ("none", 1) if pool is None else (pool.kind, pool.stride)
-    return HiddenCandidate(x, (), [norm], Pooling(kind, stride, norm.eps))
+    return HiddenCandidate(x, Kernel([Geometry(3, stride, 1)], kind), (), running)
 
 
 def _is_fast(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nni_petridish import native
-from nni_petridish.hidden_candidates import HiddenCandidate, has_default_settings
+from nni_petridish.hidden_candidates import HiddenCandidate, running_statistics
 from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import (
     has_batch_statistics,
@@ -48,46 +48,49 @@ def can_fuse(units: Sequence[UnitModules], x: Tensor) -> bool:
         return False  # one value per channel: the plain norm refuses that
     if x.is_inference() and not torch.is_inference_mode_enabled():
         return False  # it cannot be saved for a backward pass
-    return native_applies(x) and all(_can_fuse(unit, x) for unit in units)
-
-
-def _can_fuse(unit: UnitModules, x: Tensor) -> bool:
-    norm, depthwise, pointwise = unit
-    return (
-        depthwise.training
-        and depthwise.geometry.is_native
-        and depthwise.weight.shape == (x.shape[1], 1, *[depthwise.geometry.kernel] * 2)
-        and type(pointwise) is nn.Conv2d
-        and pointwise.bias is None
-        and pointwise.weight.shape == (x.shape[1], x.shape[1], 1, 1)
-        and {x.dtype} == {weight.dtype for weight in (depthwise.weight, pointwise.weight)}
-        and (norm is None or (has_batch_statistics(norm) and norm.affine))
-        and not (has_hooks(depthwise) or has_hooks(pointwise))
-    )
+    return native_applies(x) and _parameters(units, x) is not None
 
 
 def hidden_convs(
     x: Tensor, units: Sequence[UnitModules], last: nn.BatchNorm2d
 ) -> HiddenCandidate | None:
     """Return one or two units and a norm as a candidate for the backward pass, if it can be."""
-    norms = [*(norm for norm, *_ in units if norm is not None), last]
-    if len(units) > 2 or not can_fuse(units, x) or not all(map(has_default_settings, norms)):
+    parameters = _parameters(units, x) if len(units) <= 2 else None
+    if parameters is None:
         return None
-    kernel = native.Branch([unit.depthwise.geometry for unit in units], last.eps)
-    return HiddenCandidate(x, _parameters(units), norms, kernel)
+    running = running_statistics([*(norm for norm, *_ in units if norm is not None), last])
+    if running is None:
+        return None
+    kernel = native.Kernel([unit.depthwise.geometry for unit in units])
+    return HiddenCandidate(x, kernel, parameters, running)
 
 
-def _parameters(units: Sequence[UnitModules]) -> list[Tensor]:
-    """Return the norm's if there is one, then the weights, of one unit after the other."""
-    return [
-        parameter
-        for norm, depthwise, pointwise in units
-        for parameter in (
-            *((norm.weight, norm.bias) if norm is not None else ()),
-            depthwise.weight,
-            pointwise.weight,
-        )
-    ]
+def _parameters(units: Sequence[UnitModules], x: Tensor) -> list[Tensor] | None:
+    """Return the norm's if there is one, then the weights, of one unit after the other.
+
+    None if there is anything that the kernels in C do not know.
+    """
+    found: list[Tensor] = []
+    channels, dtype = x.shape[1], x.dtype
+    for norm, depthwise, pointwise in units:
+        if norm is not None:
+            if not (norm.affine and has_batch_statistics(norm)):
+                return None
+            found += norm.weight, norm.bias
+        geometry, weights = depthwise.geometry, (depthwise.weight, pointwise.weight)
+        if not (
+            depthwise.training
+            and geometry.is_native
+            and weights[0].shape == (channels, 1, geometry.kernel, geometry.kernel)
+            and type(pointwise) is nn.Conv2d
+            and pointwise.bias is None
+            and weights[1].shape == (channels, channels, 1, 1)
+            and weights[0].dtype is weights[1].dtype is dtype
+            and not (has_hooks(depthwise) or has_hooks(pointwise))
+        ):
+            return None
+        found += weights
+    return found
 
 
 def separable_convs(x: Tensor, units: Sequence[UnitModules]) -> BeforeNorm:

@@ -27,7 +27,8 @@ from nni_petridish.kernels import plain_ops
 from nni_petridish.native_library import native_library
 from nni_petridish.normalize import normalize
 from nni_petridish.weak_learner import AlphaTable, JointWeakLearner
-from search_spaces.ops import SeparableConvs, make_op
+from search_spaces.ops import FactorizedReduce, Project, SeparableConvs, make_op
+from search_spaces.projection import can_project
 from tests.test_kernels import assert_same_as_plain, forward_and_backward, images
 
 pytestmark = pytest.mark.skipif(
@@ -84,6 +85,64 @@ def test_units_pass_gradcheck(name: str, stride: int) -> None:
     assert torch.autograd.gradcheck(run, (x, *op.parameters()), atol=1e-6)
 
 
+def _projection(parts: int, c_in: int, c_out: int) -> nn.Module:
+    return (Project if parts == 1 else FactorizedReduce)(c_in, c_out).double()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_projections_equal_the_plain_ops(parts: int) -> None:
+    torch.manual_seed(0)
+    # Halves that are whole blocks, that share one, and that have none to themselves.
+    widths = (
+        (3, 2 * LANES),
+        (LANES, 4 * LANES),
+        (2 * LANES + 1, LANES),
+        (5, 3),
+        (2, 2 * LANES + 6),
+    )
+    for (c_in, c_out), size in itertools.product(widths, ((1, 3), (4, 4), (9, 17))):
+        op, x = _projection(parts, c_in, c_out), images(3, c_in, *size)
+        assert can_project(x, _convs(op))
+        assert_same_as_plain(op, x, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_projections_pass_gradcheck(parts: int) -> None:
+    torch.manual_seed(0)
+    op, x = _projection(parts, 3, 5), images(2, 3, 4, 3).requires_grad_()
+    names = [key for key, _ in op.named_parameters()]
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(op, dict(zip(names, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(run, (x, *op.parameters()), atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_projections_may_be_changed_and_called_in_other_ways(parts: int) -> None:
+    torch.manual_seed(0)
+    x = images(3, 4, 6, 7)
+    for call in (_checkpointed, _with_layout_lost):
+        module = Through(_projection(parts, 4, 6), call)
+        assert_same_as_plain(module, x, rtol=1e-7, atol=1e-9)
+    op = _projection(parts, 4, 6)
+    _convs(op)[0].register_forward_hook(lambda module, x, y: 2 * y)
+    assert not can_project(x, _convs(op))
+    assert_same_as_plain(op, x, rtol=1e-7, atol=1e-9)
+    prune.l1_unstructured(_convs(op)[-1], "weight", amount=0.5)
+    assert not can_project(x, _convs(op))
+    op = _projection(parts, 4, 6)
+    with pytest.raises(RuntimeError, match="channels"):
+        op(images(3, 5, 6, 7))
+    with torch.inference_mode():
+        cached = x.clone()
+    op(cached).sum().backward()
+
+
+def _convs(op: nn.Module) -> list[nn.Conv2d]:
+    return [op.even, op.odd] if isinstance(op, FactorizedReduce) else [op[1]]
+
+
 def test_the_moments_are_those_of_the_output() -> None:
     torch.manual_seed(0)
     op = make_op("sep_conv_3x3", 5).double()
@@ -138,15 +197,8 @@ def test_threads_change_rounding_at_most() -> None:
 
 
 def test_the_library_uses_the_threads_of_torch_alone() -> None:
-    native_library(torch.float64)
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    assert any("native-double" in path for path in mapped)
-    ours = subprocess.run(
-        ["ldd", next(path for path in mapped if "native-double" in path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    library = native._loaded(torch.empty(0, dtype=torch.float64))._name
+    ours = subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout
     assert "omp" not in ours
 
 

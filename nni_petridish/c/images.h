@@ -4,6 +4,7 @@ channels that fill up the last one are zero. */
 #pragma once
 
 #include <omp.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,6 @@ typedef __typeof__((vec){0} < (vec){0}) mask;
 
 #define LANES ((long)(64 / sizeof(REAL)))
 #define PIXELS 8 /* neighbours that a conv computes together: their sums fit in registers */
-#define OUTPUTS 8 /* likewise, rows of a weight gradient; divides LANES */
 #define INLINE static inline __attribute__((always_inline))
 
 /* Of a batch of images. */
@@ -64,6 +64,18 @@ INLINE frame frame_in(vec *memory, batch b, conv c) {
     return f;
 }
 
+/* Make the padding of the frames of all blocks zero. */
+static void clear_padding(vec *frames, batch b, conv c) {
+    frame f = frame_in(0, b, c);
+    long margin = padding(c), ends = margin * f.width + margin; /* up to the first pixel */
+    for (vec *start = frames; start < frames + blocks(b) * f.size; start += f.size) {
+        memset(start, 0, ends * sizeof(vec));
+        for (long i = 1; i < b.height; i++)
+            memset(start + (margin + i) * f.width - margin, 0, 2 * margin * sizeof(vec));
+        memset(start + f.size - ends, 0, ends * sizeof(vec));
+    }
+}
+
 /* to[pixel·step] = one block of channels of the pixels of a row. */
 INLINE void load_row(vec *to, long step, const REAL *x, long width, batch b, long k) {
     if (lanes_of(k, b) == LANES)
@@ -73,10 +85,38 @@ INLINE void load_row(vec *to, long step, const REAL *x, long width, batch b, lon
             to[j * step] = load(x + j * b.channels + k * LANES, lanes_of(k, b));
 }
 
-static void *room(size_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
+INLINE size_t whole_blocks(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static void *room(size_t bytes) { return aligned_alloc(64, whole_blocks(bytes)); }
 
 static void *zeros(size_t bytes) {
     void *memory = room(bytes);
     if (memory) memset(memory, 0, bytes);
     return memory;
+}
+
+static pthread_key_t kept_by_thread;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void make_key(void) { pthread_key_create(&kept_by_thread, free); }
+
+/* Memory of the calling thread, until it asks again. A thread always has the same: what another has
+written is in the cache of another core, and slow to come by. */
+static void *own_room(size_t bytes) {
+    pthread_once(&once, make_key);
+    size_t *block = pthread_getspecific(kept_by_thread);
+    if (!block || *block < bytes) {
+        free(block);
+        block = room(64 + bytes);
+        pthread_setspecific(kept_by_thread, block);
+        if (!block) return NULL;
+        *block = bytes;
+    }
+    return (char *)block + 64;
+}
+
+/* Of a thread that got no memory. */
+INLINE void missing(int *enough) {
+#pragma omp atomic write
+    *enough = 0;
 }

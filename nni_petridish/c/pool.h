@@ -16,189 +16,246 @@ typedef struct {
     long adds; /* whether it is added to what is there */
 } pool;
 
-/* Of three neighbours, a step apart. A NaN among them may lose: g, with which all is multiplied that
-comes of this, then is NaN. */
-INLINE vec pool_three(const vec *from, long step, int is_maximum) {
-    vec found = from[0];
-    for (long k = 1; k < 3; k++) {
-        vec value = from[k * step];
-        mask wins = value > found;
-        if (is_maximum) found = (vec)(((mask)value & wins) | ((mask)found & ~wins));
-        else found += value;
-    }
-    return found;
-}
+INLINE conv square_of_nine(const pool *of) { return (conv){3, of->stride, 1}; }
 
-/* One row from three in a frame, of which the columns are pooled first. */
-INLINE void pool_row(
-    vec *row, long step, vec *columns, const vec *from, long frame_width, long width, long stride,
-    int is_maximum
-) {
-    for (long j = 0; j < frame_width; j++)
-        columns[j] = pool_three(from + j, frame_width, is_maximum);
-    for (long j = 0; j < width; j++)
-        row[j * step] = pool_three(columns + j * stride, 1, is_maximum);
+/* A NaN may lose: g, with which all is multiplied that comes of this, then is NaN. */
+INLINE vec larger(vec a, vec b) {
+    mask wins = b > a;
+    return (vec)(((mask)b & wins) | ((mask)a & ~wins));
 }
 
 /* How many of the three neighbours of a pixel, itself included, lie within. */
 INLINE long neighbours(long at, long size) { return 1 + (at > 0) + (at + 1 < size); }
 
-/* Row i of what the pooling makes of an image in a frame; the mean counts no padding. */
-static void pooled_row(
-    vec *row, long step, vec *columns, frame f, const pool *of, long i, batch b, long width
-) {
-    const vec *from = f.start + i * of->stride * f.width;
-    if (of->kind == MAXIMUM) 
-        pool_row(row, step, columns, from, f.width, width, of->stride, 1);
-    else {
-        pool_row(row, step, columns, from, f.width, width, of->stride, 0);
-        long rows = neighbours(i * of->stride, b.height);
-        for (long j = 0; j < width; j++)
-            row[j * step] *= (REAL)1 / (rows * neighbours(j * of->stride, b.width));
+/* Three rows of pixels, pooled over columns, with one column more at each end. */
+typedef struct {
+    vec *largest, *sums;
+} columns;
+
+/* Neighbours outside are taken to be the nearest inside, which changes no maximum, or zero. This is
+row i of an image, one block of channels of it. */
+INLINE void pool_columns(columns to, const REAL *image, long i, batch b, long lanes) {
+    long next = b.width * b.channels;
+    long above = i > 0 ? -next : 0, below = i + 1 < b.height ? next : 0;
+    for (long j = 0; j < b.width; j++) {
+        const REAL *at = image + i * next + j * b.channels;
+        vec here = load(at, lanes), up = load(at + above, lanes), down = load(at + below, lanes);
+        to.largest[j + 1] = larger(larger(up, here), down);
+        to.sums[j + 1] = here + (above ? up : (vec){0}) + (below ? down : (vec){0});
+    }
+    to.largest[0] = to.largest[1], to.largest[b.width + 1] = to.largest[b.width];
+    to.sums[0] = to.sums[b.width + 1] = (vec){0};
+}
+
+INLINE columns columns_of(columns all, long k, batch b) {
+    return (columns){all.largest + k * (b.width + 2), all.sums + k * (b.width + 2)};
+}
+
+/* The same of all blocks. */
+static void pool_all_columns(columns to, const REAL *image, long i, batch b) {
+    for (long k = 0; k < blocks(b); k++) {
+        const REAL *x = image + k * LANES;
+        if (lanes_of(k, b) == LANES) pool_columns(columns_of(to, k, b), x, i, b, LANES);
+        else pool_columns(columns_of(to, k, b), x, i, b, lanes_of(k, b));
     }
 }
 
-/* What a thread needs to pool images: frames, a row, a row of columns pooled, and sums. */
+/* One part of each pixel of a mean that counts no padding. */
+INLINE REAL share(const pool *of, long i, long j, batch b) {
+    return (REAL)1 / (neighbours(i * of->stride, b.height) * neighbours(j * of->stride, b.width));
+}
+
+/* Row i of what the pooling makes of a block of channels, to every step-th place. */
+static void pooled_row(vec *row, long step, columns from, const pool *of, long i, batch b) {
+    long stride = of->stride, width = strided(b.width, square_of_nine(of));
+    if (of->kind == MAXIMUM)
+        for (long j = 0; j < width; j++) {
+            const vec *at = from.largest + j * stride;
+            row[j * step] = larger(larger(at[0], at[1]), at[2]);
+        }
+    else
+        for (long j = 0; j < width; j++) {
+            const vec *at = from.sums + j * stride;
+            row[j * step] = (at[0] + at[1] + at[2]) * share(of, i, j, b);
+        }
+}
+
+/* What a thread needs to pool images: a row, columns, and the sums of each pooling. */
 typedef struct {
-    vec *frames, *row, *columns;
+    vec *row;
+    columns from;
     sums_of_block *sums;
 } pool_workplace;
 
-static long pool_room(batch b, conv c) {
-    frame f = frame_in(0, b, c);
-    long of_sums = sizeof(sums_of_block) / sizeof(vec);
-    return blocks(b) * (f.size + strided(b.width, c) + of_sums) + f.width;
+static long pool_room(batch b, long count) {
+    long of_sums = count * sizeof(sums_of_block) / sizeof(vec);
+    return blocks(b) * (b.width + 2 * (b.width + 2) + of_sums);
 }
 
-static pool_workplace pool_at(vec *memory, batch b, conv c) {
-    pool_workplace at = {.frames = memory};
-    at.row = at.frames + blocks(b) * frame_in(0, b, c).size;
-    at.columns = at.row + blocks(b) * strided(b.width, c);
-    at.sums = (sums_of_block *)(at.columns + frame_in(0, b, c).width);
+static pool_workplace pool_at(vec *memory, batch b) {
+    pool_workplace at = {.row = memory};
+    at.from.largest = at.row + blocks(b) * b.width;
+    at.from.sums = at.from.largest + blocks(b) * (b.width + 2);
+    at.sums = (sums_of_block *)(at.from.sums + blocks(b) * (b.width + 2));
     return at;
 }
 
-static void lay_out(vec *frames, const REAL *x, batch b, conv c) {
-    for (long k = 0; k < blocks(b); k++) {
-        frame f = frame_in(frames + k * frame_in(0, b, c).size, b, c);
-        for (long i = 0; i < b.height; i++)
-            load_row(f.inside + i * f.width, 1, x + i * b.width * b.channels, b.width, b, k);
-    }
-}
-
-static void fill_frames(vec *frames, const pool *of, long size) {
-    REAL outside = of->kind == MAXIMUM ? -__builtin_inf() : 0;
-    for (long k = 0; k < size; k++) frames[k] = (vec){0} + outside;
-}
-
-/* Pool images; moments, totals and products are as in unit_forward. */
-int pool_forward(const pool *of, batch b) {
-    conv c = {3, of->stride, 1};
+/* Pool an image in several ways. */
+static void pool_image(pool_workplace at, const pool *pools, long count, long image, batch b) {
+    conv c = square_of_nine(pools);
     long n = blocks(b), height = strided(b.height, c), width = strided(b.width, c);
-    long frame_size = frame_in(0, b, c).size;
-    vec *memory = room(b.threads * pool_room(b, c) * sizeof(vec));
-    sums_of_channel *sums = room(b.images * b.channels * sizeof(sums_of_channel));
-    if (!memory || !sums) return free(memory), free(sums), 0;
-#pragma omp parallel num_threads(b.threads)
-    {
-        pool_workplace at = pool_at(memory + omp_get_thread_num() * pool_room(b, c), b, c);
-        fill_frames(at.frames, of, n * frame_size);
-#pragma omp for schedule(static)
-        for (long image = 0; image < b.images; image++) {
-            const REAL *x = of->x + image * pixels(b) * b.channels;
-            if (of->kind != NONE) lay_out(at.frames, x, b, c);
-            for (long i = 0; i < height; i++) {
-                for (long k = 0; k < n; k++) {
-                    frame f = frame_in(at.frames + k * frame_size, b, c);
-                    if (of->kind == NONE)
-                        load_row(at.row + k, n, x + i * width * b.channels, width, b, k);
-                    else pooled_row(at.row + k, n, at.columns, f, of, i, b, width);
-                }
-                long first = (image * height + i) * width * b.channels;
-                observe_row(at.sums, of->y, at.row, of->g, first, width, b, i == 0);
-            }
-            finish_image(sums + image * b.channels, at.sums, height * width, b);
+    const REAL *x = pools->x + image * pixels(b) * b.channels;
+    int is_pooled = 0;
+    for (long p = 0; p < count; p++) is_pooled |= pools[p].kind != NONE;
+    for (long i = 0; i < height; i++) {
+        long first = (image * height + i) * width * b.channels;
+        if (is_pooled) pool_all_columns(at.from, x, i * c.stride, b);
+        for (long p = 0; p < count; p++) {
+            for (long k = 0; k < n; k++)
+                if (pools[p].kind == NONE)
+                    load_row(at.row + k, n, x + i * width * b.channels, width, b, k);
+                else pooled_row(at.row + k, n, columns_of(at.from, k, b), pools + p, i, b);
+            observe_row(at.sums + p * n, pools[p].y, at.row, pools[p].g, first, width, b, i == 0);
         }
     }
-    REAL *totals = of->g ? of->totals : NULL;
-    finish_batch(of->mean, of->variance, totals, of->products, sums, height * width, b);
-    free(memory), free(sums);
-    return 1;
 }
 
-/* Hand the gradient of a row that was pooled to the pixels that it came from. */
+/* Pool images of the same x and stride, in several ways; moments, totals and products are as in
+unit_forward. */
+int pool_forward(const pool *pools, long count, batch b) {
+    long n = blocks(b), pixels_out = outputs(b, square_of_nine(pools));
+    long sums_size = b.images * b.channels;
+    sums_of_channel *sums = room(count * sums_size * sizeof(sums_of_channel));
+    if (!sums) return 0;
+    int enough = 1;
+#pragma omp parallel num_threads(b.threads)
+    {
+        vec *memory = own_room(pool_room(b, count) * sizeof(vec));
+        pool_workplace at = pool_at(memory, b);
+        if (!memory) missing(&enough);
+#pragma omp for schedule(static)
+        for (long image = 0; image < b.images; image++) {
+            if (!memory) continue;
+            pool_image(at, pools, count, image, b);
+            for (long p = 0; p < count; p++)
+                finish_image(
+                    sums + p * sums_size + image * b.channels, at.sums + p * n, pixels_out, b
+                );
+        }
+        for (const pool *p = pools; p < pools + count; p++)
+            finish_batch(
+                p->mean, p->variance, p->g ? p->totals : NULL, p->products,
+                sums + (p - pools) * sums_size, pixels_out, b
+            );
+    }
+    free(sums);
+    return enough;
+}
+
+/* Hand the gradient of a row of maxima to the pixels that they came from: the first of equals gets
+it. */
 INLINE void spread_row(
     vec *to, const vec *from, const vec *row, const vec *dy, long frame_width, long width,
-    long stride, int is_maximum
+    long stride
 ) {
     for (long j = 0; j < width; j++) {
         mask left = (vec){0} == (vec){0}; /* all */
         for (long tap = 0; tap < 9; tap++) {
             long place = j * stride + tap / 3 * frame_width + tap % 3;
-            if (is_maximum) { /* the first of equals gets it */
-                mask takes = left & (from[place] == row[j]);
-                to[place] += keep(dy[j], takes), left &= ~takes;
-            } else to[place] += dy[j];
+            mask takes = left & (from[place] == row[j]);
+            to[place] += keep(dy[j], takes), left &= ~takes;
         }
     }
 }
 
-/* dx from the gradient of_g·g + of_y·y + constant of what pool_forward computes. */
-int pool_backward(
-    const pool *of, const REAL *of_g, const REAL *of_y, const REAL *constant, batch b
+/* What a thread needs to hand gradients back: frames of one block for x and for the gradients. */
+typedef struct {
+    pool_workplace pooling;
+    frame x, gradients;
+    vec *dy;
+} pool_backward_workplace;
+
+/* Fill a frame with an image, the padding being less than anything. */
+static void lay_out(frame f, const REAL *x, batch b, long k) {
+    for (long p = 0; p < f.size; p++) f.start[p] = (vec){0} - (REAL)__builtin_inf();
+    for (long i = 0; i < b.height; i++)
+        load_row(f.inside + i * f.width, 1, x + i * b.width * b.channels, b.width, b, k);
+}
+
+/* The gradients of one block of an image, in the frame. Those of a mean are left at the pixel around
+which it is taken. */
+static void block_gradients(
+    pool_backward_workplace at, const pool *of, combination by, long image, batch b, long k
 ) {
-    conv c = {3, of->stride, 1};
-    long n = blocks(b), height = strided(b.height, c), width = strided(b.width, c);
-    long size = frame_in(0, b, c).size, own = pool_room(b, c) + size + width;
-    vec *memory = room(b.threads * own * sizeof(vec));
-    if (!memory) return 0;
-#pragma omp parallel num_threads(b.threads)
-    {
-        pool_workplace at = pool_at(memory + omp_get_thread_num() * own, b, c);
-        vec *gradients = memory + omp_get_thread_num() * own + pool_room(b, c);
-        vec *dy = gradients + size, *row = at.row;
-        frame to = frame_in(gradients, b, c);
-        fill_frames(at.frames, of, n * size);
-#pragma omp for schedule(static)
-        for (long image = 0; image < b.images; image++) {
-            const REAL *x = of->x + image * pixels(b) * b.channels;
-            if (of->kind != NONE) lay_out(at.frames, x, b, c);
-            for (long k = 0; k < n; k++) {
-                long first = k * LANES, lanes = lanes_of(k, b);
-                vec by_g = load(of_g + first, lanes), by_y = load(of_y + first, lanes);
-                vec plus = load(constant + first, lanes);
-                frame f = frame_in(at.frames + k * size, b, c);
-                memset(gradients, 0, size * sizeof(vec));
-                for (long i = 0; i < height; i++) {
-                    const REAL *g = of->g + (image * height + i) * width * b.channels + first;
-                    long start = i * c.stride * f.width, rows = neighbours(i * c.stride, b.height);
-                    if (of->kind == NONE)
-                        load_row(row, 1, x + i * width * b.channels, width, b, k);
-                    else pooled_row(row, 1, at.columns, f, of, i, b, width);
-                    for (long j = 0; j < width; j++) {
-                        dy[j] = by_g * load(g + j * b.channels, lanes) + by_y * row[j] + plus;
-                        if (of->kind == MEAN)
-                            dy[j] *= (REAL)1 / (rows * neighbours(j * c.stride, b.width));
-                    }
-                    if (of->kind == NONE)
-                        for (long j = 0; j < width; j++) to.inside[i * to.width + j] = dy[j];
-                    else if (of->kind == MEAN)
-                        spread_row(to.start + start, 0, 0, dy, f.width, width, c.stride, 0);
-                    else
-                        spread_row(
-                            to.start + start, f.start + start, row, dy, f.width, width, c.stride, 1
-                        );
-                }
-                REAL *dx = of->dx + image * pixels(b) * b.channels + first;
-                for (long i = 0; i < b.height; i++)
-                    for (long j = 0; j < b.width; j++) {
-                        REAL *place = dx + (i * b.width + j) * b.channels;
-                        vec found = to.inside[i * to.width + j];
-                        store(place, of->adds ? load(place, lanes) + found : found, lanes);
-                    }
-            }
+    conv c = square_of_nine(of);
+    long height = strided(b.height, c), width = strided(b.width, c), lanes = lanes_of(k, b);
+    const REAL *x = of->x + image * pixels(b) * b.channels, *block = x + k * LANES;
+    vec of_g = load(by.of_g + k * LANES, lanes), of_y = load(by.of_y + k * LANES, lanes);
+    vec constant = load(by.constant + k * LANES, lanes), *row = at.pooling.row;
+    frame to = at.gradients;
+    memset(to.start, 0, to.size * sizeof(vec));
+    if (of->kind == MAXIMUM) lay_out(at.x, x, b, k);
+    for (long i = 0; i < height; i++) {
+        const REAL *g = of->g + (image * height + i) * width * b.channels + k * LANES;
+        if (of->kind == NONE) load_row(row, 1, x + i * width * b.channels, width, b, k);
+        else {
+            pool_columns(at.pooling.from, block, i * c.stride, b, lanes);
+            pooled_row(row, 1, at.pooling.from, of, i, b);
+        }
+        for (long j = 0; j < width; j++)
+            at.dy[j] = of_g * load(g + j * b.channels, lanes) + of_y * row[j] + constant;
+        long start = i * c.stride * to.width;
+        if (of->kind == MAXIMUM)
+            spread_row(
+                to.start + start, at.x.start + start, row, at.dy, to.width, width, c.stride
+            );
+        else
+            for (long j = 0; j < width; j++)
+                to.inside[start + j * c.stride] =
+                    at.dy[j] * (of->kind == MEAN ? share(of, i, j, b) : 1);
+    }
+}
+
+/* dx from the frame. */
+static void take_gradients(
+    pool_backward_workplace at, const pool *of, long image, batch b, long k
+) {
+    REAL *dx = of->dx + image * pixels(b) * b.channels + k * LANES;
+    frame from = at.gradients;
+    long lanes = lanes_of(k, b), next = from.width;
+    vec *sums = at.pooling.from.sums;
+    for (long i = 0; i < b.height; i++) {
+        const vec *row = from.start + i * next;
+        if (of->kind == MEAN)
+            for (long j = 0; j < next; j++) sums[j] = row[j] + row[j + next] + row[j + 2 * next];
+        for (long j = 0; j < b.width; j++) {
+            REAL *place = dx + (i * b.width + j) * b.channels;
+            vec found = row[next + j + 1];
+            if (of->kind == MEAN) found = sums[j] + sums[j + 1] + sums[j + 2];
+            store(place, of->adds ? load(place, lanes) + found : found, lanes);
         }
     }
-    free(memory);
-    return 1;
+}
+
+/* dx, the gradient of what pool_forward computes being a combination of g and that. */
+int pool_backward(const pool *of, combination by, batch b) {
+    conv c = square_of_nine(of);
+    long size = frame_in(0, b, c).size, own = pool_room(b, 1) + 2 * size + b.width;
+    int enough = 1;
+#pragma omp parallel num_threads(b.threads)
+    {
+        vec *memory = own_room(own * sizeof(vec)), *frames = memory + pool_room(b, 1);
+        pool_backward_workplace at = {
+            pool_at(memory, b), frame_in(frames, b, c), frame_in(frames + size, b, c),
+            frames + 2 * size
+        };
+        if (!memory) missing(&enough);
+#pragma omp for schedule(static)
+        for (long image = 0; image < b.images; image++)
+            for (long k = 0; k < blocks(b) && memory; k++) {
+                block_gradients(at, of, by, image, b, k);
+                take_gradients(at, of, image, b, k);
+            }
+    }
+    return enough;
 }

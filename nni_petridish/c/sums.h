@@ -67,11 +67,12 @@ static void finish_image(sums_of_channel *to, const sums_of_block *sums, long co
 }
 
 /* Mean and biased variance of each channel, and if wanted Σ g and Σ g·(y − mean), from the sums of
-each image. */
+each image; the threads of a team share the work. */
 static void finish_batch(
     REAL *mean, REAL *variance, REAL *totals, REAL *products, const sums_of_channel *sums,
     long count, batch b
 ) {
+#pragma omp for schedule(static)
     for (long channel = 0; channel < b.channels; channel++) {
         const sums_of_channel *end = sums + b.images * b.channels, *s;
         double centre = 0, within = 0, between = 0, total = 0, product = 0;
@@ -87,6 +88,13 @@ static void finish_batch(
     }
 }
 
+/* What all threads have found, in their order; one that had no memory has found nothing. */
+INLINE double total_of(double *const *found, long at, long threads) {
+    double total = 0;
+    for (long t = 0; t < threads; t++) total += found[t] ? found[t][at] : 0;
+    return total;
+}
+
 /* The norm of a value x, of which the moments are known, and the gradient g of its output, of which
 totals are Σ g and products Σ g·(x − mean). */
 typedef struct {
@@ -98,6 +106,11 @@ typedef struct {
 INLINE double inverse_deviation(norm of, long channel) {
     return 1 / __builtin_sqrt(of.variance[channel] + of.eps);
 }
+
+/* of_g·g + of_y·y + constant, each a vector over channels; without of_y, of_g·g. */
+typedef struct {
+    const REAL *of_g, *of_y, *constant;
+} combination;
 
 /* of_g, of_x and constant such that dx = of_g·g + of_x·x + constant; γ is the same in all channels
 where there is no vector of it. */

@@ -3,7 +3,7 @@ image out in frames of zeros that stay in the cache; the norm and the ReLU happe
 loops over taps run inside a frame without a look at borders. */
 
 #pragma once
-#include "sums.h"
+#include "product.h"
 
 /* A unit, with what it takes and makes, forward and backward. */
 typedef struct {
@@ -11,7 +11,8 @@ typedef struct {
     const REAL *x, *scale, *shift; /* ReLU(scale·x + shift), or ReLU(x) without a scale */
     const REAL *depthwise, *pointwise;
     REAL *y, *mean, *variance; /* the output, and its moments */
-    const REAL *g, *of_g, *of_y, *constant; /* the output's gradient, of_g·g + of_y·y + constant */
+    const REAL *g; /* the output's gradient is a combination of g and y */
+    combination of;
     const REAL *centre; /* the mean of x, if it is normalised */
     REAL *dx, *totals, *products, *ddepthwise, *dpointwise;
     long adds; /* whether dx is added to what is there */
@@ -30,6 +31,8 @@ INLINE void rectify(
             f.inside[i * f.width + j] = keep(value, ~(value < (vec){0}));
         }
 }
+
+INLINE long variant(conv c) { return 100 * c.kernel + 10 * c.stride + c.dilation; }
 
 /* One row of a conv to every step-th place, the kernel and the stride being constants. */
 INLINE void convolve(
@@ -61,84 +64,73 @@ INLINE void convolve(
 static void convolve_row(
     vec *to, long step, const vec *from, const vec *weight, frame f, long width, conv c
 ) {
-    long w = f.width, d = c.dilation;
-    if (c.kernel == 3 && c.stride == 1) convolve(to, step, from, weight, w, width, 3, 1, d);
-    else if (c.kernel == 3) convolve(to, step, from, weight, w, width, 3, 2, d);
-    else if (c.stride == 1) convolve(to, step, from, weight, w, width, 5, 1, d);
-    else convolve(to, step, from, weight, w, width, 5, 2, d);
+    long w = f.width;
+    switch (variant(c)) {
+    case 311: convolve(to, step, from, weight, w, width, 3, 1, 1); break;
+    case 312: convolve(to, step, from, weight, w, width, 3, 1, 2); break;
+    case 321: convolve(to, step, from, weight, w, width, 3, 2, 1); break;
+    case 322: convolve(to, step, from, weight, w, width, 3, 2, 2); break;
+    case 511: convolve(to, step, from, weight, w, width, 5, 1, 1); break;
+    case 512: convolve(to, step, from, weight, w, width, 5, 1, 2); break;
+    case 521: convolve(to, step, from, weight, w, width, 5, 2, 1); break;
+    case 522: convolve(to, step, from, weight, w, width, 5, 2, 2); break;
+    }
 }
 
-/* sums[tap] = Σ g · (x seen through that tap), the kernel and the stride being constants. */
+/* What a pixel of g adds to sums[tap] = Σ g · (x seen through that tap). */
+INLINE void correlate_pixel(vec *sum, vec g, const vec *x, long frame_width, long k, long d) {
+#pragma GCC unroll 5
+    for (long p = 0; p < k; p++)
+#pragma GCC unroll 5
+        for (long q = 0; q < k; q++) sum[p * k + q] += g * x[p * d * frame_width + q * d];
+}
+
+/* What two of them add, as far apart as taps are: what one sees through a tap the other sees through
+the next. */
+INLINE void correlate_pair(
+    vec *sum, vec g, vec other, const vec *x, long frame_width, long k, long d
+) {
+#pragma GCC unroll 5
+    for (long p = 0; p < k; p++)
+#pragma GCC unroll 6
+        for (long q = 0; q <= k; q++) {
+            vec value = x[p * d * frame_width + q * d];
+            if (q < k) sum[p * k + q] += g * value;
+            if (q > 0) sum[p * k + q - 1] += other * value;
+        }
+}
+
+/* The kernel, the stride and the dilation being constants. */
 INLINE void correlate(
     vec *sums, frame g, frame x, long height, long width, long k, long stride, long d
 ) {
     vec sum[25] = {{0}};
-    for (long i = 0; i < height; i++)
-        for (long j = 0; j < width; j++) {
-            vec value = g.inside[(i * g.width + j) * stride];
-            const vec *at = x.start + (i * x.width + j) * stride;
-#pragma GCC unroll 5
-            for (long p = 0; p < k; p++)
-#pragma GCC unroll 5
-                for (long q = 0; q < k; q++) sum[p * k + q] += value * at[p * d * x.width + q * d];
-        }
+    for (long i = 0; i < height; i++) {
+        const vec *from = g.inside + i * stride * g.width, *at = x.start + i * stride * x.width;
+        long j = 0;
+        if (stride == 1)
+            for (; j + 2 * d <= width; j += 2 * d)
+#pragma GCC unroll 2
+                for (long m = j; m < j + d; m++)
+                    correlate_pair(sum, from[m], from[m + d], at + m, x.width, k, d);
+        for (; j < width; j++)
+            correlate_pixel(sum, from[j * stride], at + j * stride, x.width, k, d);
+    }
     for (long tap = 0; tap < k * k; tap++) sums[tap] = sum[tap];
 }
 
 static void correlate_image(vec *sums, frame g, frame x, batch b, conv c) {
-    long height = strided(b.height, c), width = strided(b.width, c), d = c.dilation;
-    if (c.kernel == 3 && c.stride == 1) correlate(sums, g, x, height, width, 3, 1, d);
-    else if (c.kernel == 3) correlate(sums, g, x, height, width, 3, 2, d);
-    else if (c.stride == 1) correlate(sums, g, x, height, width, 5, 1, d);
-    else correlate(sums, g, x, height, width, 5, 2, d);
-}
-
-/* to = from · weight, for pixels of one row; weight[i·blocks + o] has blocks of outputs. Neighbours
-lie a step apart, blocks of channels a block_step. */
-static void multiply(
-    vec *to, long step, long block_step, const vec *from, const vec *weight, long pixels, batch b
-) {
-    long n = blocks(b), pixel = 0;
-    const REAL *in = (const REAL *)from;
-    for (; pixel + PIXELS <= pixels; pixel += PIXELS)
-        for (long o = 0; o < n; o++) {
-            vec sum[PIXELS] = {{0}};
-            for (long i = 0; i < b.channels; i++) {
-                vec w = weight[i * n + o];
-#pragma GCC unroll 8
-                for (long p = 0; p < PIXELS; p++) sum[p] += in[(pixel + p) * n * LANES + i] * w;
-            }
-#pragma GCC unroll 8
-            for (long p = 0; p < PIXELS; p++) to[(pixel + p) * step + o * block_step] = sum[p];
-        }
-    for (; pixel < pixels; pixel++)
-        for (long o = 0; o < n; o++) {
-            vec sum = {0};
-            for (long i = 0; i < b.channels; i++) sum += in[pixel * n * LANES + i] * weight[i * n + o];
-            to[pixel * step + o * block_step] = sum;
-        }
-}
-
-INLINE void add_lanes(double *sums, vec value, long lanes) {
-    if (lanes == LANES) for (long lane = 0; lane < LANES; lane++) sums[lane] += value[lane];
-    else for (long lane = 0; lane < lanes; lane++) sums[lane] += value[lane];
-}
-
-/* sums[o, i] += Σ g[pixel, o] · u[pixel, i]. */
-static void accumulate(double *sums, const vec *g, const vec *u, long pixels, batch b) {
-    long n = blocks(b);
-    for (long o = 0; o < b.channels; o += OUTPUTS)
-        for (long i = 0; i < n; i++) {
-            vec sum[OUTPUTS] = {{0}};
-            const REAL *by = (const REAL *)g + o;
-            for (long pixel = 0; pixel < pixels; pixel++) {
-                vec value = u[pixel * n + i];
-#pragma GCC unroll 8
-                for (long k = 0; k < OUTPUTS; k++) sum[k] += by[pixel * n * LANES + k] * value;
-            }
-            for (long k = 0; k < OUTPUTS && o + k < b.channels; k++)
-                add_lanes(sums + (o + k) * b.channels + i * LANES, sum[k], lanes_of(i, b));
-        }
+    long height = strided(b.height, c), width = strided(b.width, c);
+    switch (variant(c)) {
+    case 311: correlate(sums, g, x, height, width, 3, 1, 1); break;
+    case 312: correlate(sums, g, x, height, width, 3, 1, 2); break;
+    case 321: correlate(sums, g, x, height, width, 3, 2, 1); break;
+    case 322: correlate(sums, g, x, height, width, 3, 2, 2); break;
+    case 511: correlate(sums, g, x, height, width, 5, 1, 1); break;
+    case 512: correlate(sums, g, x, height, width, 5, 1, 2); break;
+    case 521: correlate(sums, g, x, height, width, 5, 2, 1); break;
+    case 522: correlate(sums, g, x, height, width, 5, 2, 2); break;
+    }
 }
 
 /* The weights of a unit, a block of channels to a vec. */
@@ -187,35 +179,38 @@ int unit_forward(const unit *of, batch b) {
     conv c = of->c;
     long n = blocks(b), width = strided(b.width, c), height = strided(b.height, c);
     long size = c.kernel * c.kernel, frames_size = n * frame_in(0, b, c).size;
-    long u_size = height * width * n, of_sums = n * sizeof(sums_of_block) / sizeof(vec);
-    long own = frames_size + u_size + width * n + of_sums;
-    vec *taps = zeros((n * size + b.channels * n) * sizeof(vec)), *rows = taps + n * size;
-    vec *memory = room(b.threads * own * sizeof(vec));
+    long weights_size = n * (size + b.channels), u_size = height * width * n;
+    long of_sums = n * sizeof(sums_of_block) / sizeof(vec);
+    long own = weights_size + frames_size + u_size + width * n + of_sums;
     sums_of_channel *sums = room(b.images * b.channels * sizeof(sums_of_channel));
-    if (!taps || !memory || !sums) return free(taps), free(memory), free(sums), 0;
-    load_depthwise(taps, of->depthwise, b, size), load_pointwise(rows, of->pointwise, b, 1);
+    if (!sums) return 0;
+    int enough = 1;
 #pragma omp parallel num_threads(b.threads)
     {
-        vec *frames = memory + omp_get_thread_num() * own;
-        vec *u = frames + frames_size, *row = u + u_size;
+        vec *taps = own_room(own * sizeof(vec)), *rows = taps + n * size;
+        vec *frames = taps + weights_size, *u = frames + frames_size, *row = u + u_size;
         sums_of_block *of_image = (sums_of_block *)(row + width * n);
-        memset(frames, 0, frames_size * sizeof(vec));
+        if (taps) {
+            memset(taps, 0, weights_size * sizeof(vec)), clear_padding(frames, b, c);
+            load_depthwise(taps, of->depthwise, b, size), load_pointwise(rows, of->pointwise, b, 1);
+        } else missing(&enough);
 #pragma omp for schedule(static)
         for (long image = 0; image < b.images; image++) {
+            if (!taps) continue;
             rectify_image(frames, of, image, b);
             convolve_image(u, frames, taps, b, c);
             for (long i = 0; i < height; i++) {
                 long at = (image * height + i) * width * b.channels;
-                multiply(row, n, 1, u + i * width * n, rows, width, b);
+                multiply(row, n, 1, u + i * width * n, n, rows, width, square(b));
                 observe_row(of_image, of->y, row, of->g, at, width, b, i == 0);
             }
             finish_image(sums + image * b.channels, of_image, height * width, b);
         }
+        REAL *totals = of->g ? of->totals : NULL;
+        finish_batch(of->mean, of->variance, totals, of->products, sums, height * width, b);
     }
-    REAL *totals = of->g ? of->totals : NULL;
-    finish_batch(of->mean, of->variance, totals, of->products, sums, height * width, b);
-    free(taps), free(memory), free(sums);
-    return 1;
+    free(sums);
+    return enough;
 }
 
 /* The gradient before the ReLU of one block, and its sums: alone, and times (x − mean). */
@@ -239,21 +234,6 @@ INLINE void input_gradient(
     sums[0] = total, sums[1] = products;
 }
 
-/* One block of channels of of_g·g + of_y·y + constant, for the pixels of an image. */
-INLINE void output_gradient(
-    vec *dy, const unit *of, long start, long count, batch b, long k, long lanes
-) {
-    const REAL *g = of->g + start + k * LANES, *y = of->y + start + k * LANES;
-    vec of_g = load(of->of_g + k * LANES, lanes), of_y = {0}, constant = {0};
-    if (of->of_y)
-        of_y = load(of->of_y + k * LANES, lanes), constant = load(of->constant + k * LANES, lanes);
-    for (long p = 0; p < count; p++) {
-        vec value = of_g * load(g + p * b.channels, lanes) + constant;
-        if (of->of_y) value += of_y * load(y + p * b.channels, lanes);
-        dy[p * blocks(b) + k] = value;
-    }
-}
-
 /* What a thread needs to take images back through a unit. */
 typedef struct {
     vec *frames, *u, *dy, *row, *gradients;
@@ -272,14 +252,12 @@ static void image_backward(
     vec found[27];
     rectify_image(at.frames, of, image, b);
     convolve_image(at.u, at.frames, taps, b, c);
-    for (long k = 0; k < n; k++)
-        if (lanes_of(k, b) == LANES) output_gradient(at.dy, of, y_at, height * width, b, k, LANES);
-        else output_gradient(at.dy, of, y_at, height * width, b, k, lanes_of(k, b));
-    accumulate(sums + b.channels * stride, at.dy, at.u, height * width, b);
+    output_gradient(at.dy, of->g + y_at, of->y + y_at, of->of, height * width, b);
+    accumulate(sums + n * stride * LANES, at.dy, n, at.u, n, height * width, square(b));
     for (long i = 0; i < height; i++) {
         frame to = frame_in(at.gradients, b, c);
         vec *row = to.inside + i * c.stride * to.width;
-        multiply(row, c.stride, frame_size, at.dy + i * width * n, rows, width, b);
+        multiply(row, c.stride, frame_size, at.dy + i * width * n, n, rows, width, square(b));
     }
     for (long k = 0; k < n; k++) {
         frame rectified = frame_in(at.frames + k * frame_size, b, c);
@@ -303,9 +281,7 @@ static void image_backward(
                     lanes
                 );
         }
-        for (long s = 0; s < stride; s++)
-            for (long lane = 0; lane < lanes; lane++)
-                sums[(first + lane) * stride + s] += found[s][lane];
+        for (long s = 0; s < stride; s++) add_lanes(sums + (k * stride + s) * LANES, found[s]);
     }
 }
 
@@ -316,35 +292,46 @@ int unit_backward(const unit *of, batch b) {
     conv c = of->c;
     long n = blocks(b), size = c.kernel * c.kernel, stride = size + 2;
     long frames_size = n * frame_in(0, b, c).size, u_size = outputs(b, c) * n;
-    long own = 2 * frames_size + 2 * u_size + b.width * n;
-    long sums_size = b.channels * (stride + b.channels);
-    vec *taps = zeros((2 * n * size + b.channels * n) * sizeof(vec)), *flipped = taps + n * size;
-    vec *memory = room(b.threads * own * sizeof(vec));
-    double *sums = zeros(b.threads * sums_size * sizeof(double));
-    if (!taps || !memory || !sums) return free(taps), free(memory), free(sums), 0;
-    load_depthwise(taps, of->depthwise, b, size);
-    for (long k = 0; k < n * size; k++) flipped[k] = taps[k / size * size + size - 1 - k % size];
-    load_pointwise(flipped + n * size, of->pointwise, b, 0);
+    long sums_size = n * LANES * (stride + b.channels), weights_size = n * (2 * size + b.channels);
+    long own = weights_size + 2 * frames_size + 2 * u_size + b.width * n;
+    size_t first_bytes = whole_blocks(sums_size * sizeof(double));
+    double **found = zeros(b.threads * sizeof *found);
+    if (!found) return 0;
+    int enough = 1;
 #pragma omp parallel num_threads(b.threads)
     {
-        workplace at = {.frames = memory + omp_get_thread_num() * own};
+        char *memory = own_room(first_bytes + own * sizeof(vec));
+        double *sums = found[omp_get_thread_num()] = (double *)memory;
+        vec *taps = (vec *)(memory + first_bytes), *flipped = taps + n * size;
+        workplace at = {.frames = taps + weights_size};
         at.gradients = at.frames + frames_size, at.u = at.gradients + frames_size;
         at.dy = at.u + u_size, at.row = at.dy + u_size;
-        memset(at.frames, 0, 2 * frames_size * sizeof(vec));
+        if (memory) {
+            memset(memory, 0, first_bytes + weights_size * sizeof(vec));
+            clear_padding(at.frames, b, c);
+            if (c.stride == 1) clear_padding(at.gradients, b, c);
+            else memset(at.gradients, 0, frames_size * sizeof(vec)); /* most of it stays so */
+            load_depthwise(taps, of->depthwise, b, size);
+            for (long k = 0; k < n * size; k++)
+                flipped[k] = taps[k / size * size + size - 1 - k % size];
+            load_pointwise(flipped + n * size, of->pointwise, b, 0);
+        } else missing(&enough);
 #pragma omp for schedule(static)
         for (long image = 0; image < b.images; image++)
-            image_backward(sums + omp_get_thread_num() * sums_size, at, taps, of, image, b);
+            if (memory) image_backward(sums, at, taps, of, image, b);
+#pragma omp for schedule(static)
+        for (long channel = 0; channel < b.channels; channel++) {
+            long start = channel / LANES * stride * LANES + channel % LANES;
+            for (long s = 0; s < stride; s++) {
+                REAL sum = total_of(found, start + s * LANES, b.threads);
+                if (s > 1) of->ddepthwise[channel * size + s - 2] = sum;
+                else if (of->dx) *(s ? of->products + channel : of->totals + channel) = sum;
+            }
+            for (long i = 0; i < b.channels; i++)
+                of->dpointwise[channel * b.channels + i] =
+                    total_of(found, n * LANES * (stride + channel) + i, b.threads);
+        }
     }
-    for (long t = 1; t < b.threads; t++)
-        for (long k = 0; k < sums_size; k++) sums[k] += sums[t * sums_size + k];
-    for (long channel = 0; channel < b.channels; channel++) {
-        const double *of_channel = sums + channel * stride;
-        if (of->dx) of->totals[channel] = of_channel[0], of->products[channel] = of_channel[1];
-        for (long tap = 0; tap < size; tap++)
-            of->ddepthwise[channel * size + tap] = of_channel[2 + tap];
-    }
-    for (long k = 0; k < b.channels * b.channels; k++)
-        of->dpointwise[k] = sums[b.channels * stride + k];
-    free(taps), free(memory), free(sums);
-    return 1;
+    free(found);
+    return enough;
 }

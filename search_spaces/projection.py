@@ -1,0 +1,66 @@
+"""ReLU and 1x1 convs to another width, in training on the CPU: one pass over their images.
+
+As in `search_spaces.separable`, only input and output are kept, and the gradient of the norm behind
+is worked out on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from nni_petridish.late_gradient import BeforeNorm, LateGradient
+from nni_petridish.moments import has_hooks
+from nni_petridish.native import Projection, native_applies
+
+
+def can_project(x: Tensor, convs: Sequence[nn.Conv2d]) -> bool:
+    """Return whether `projection` can take these modules, and x."""
+    if not (convs[0].training and native_applies(x)):
+        return False
+    if x.is_inference() and not torch.is_inference_mode_enabled():
+        return False  # it cannot be saved for a backward pass
+    return all(
+        type(conv) is nn.Conv2d
+        and conv.bias is None
+        and conv.weight.shape[1:] == (x.shape[1], 1, 1)
+        and conv.weight.dtype == x.dtype
+        and not has_hooks(conv)
+        for conv in convs
+    )
+
+
+def projection(x: Tensor, convs: Sequence[nn.Conv2d]) -> BeforeNorm:
+    """Return one conv of ReLU(x), or what two make of its even and its odd pixels, concatenated."""
+    late = LateGradient()
+    y, mean, variance = _Project.apply(x, late, *(conv.weight for conv in convs))
+    return BeforeNorm(y, (mean, variance), late)
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, late: LateGradient, *weights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        y, mean, variance = Projection([weight.contiguous() for weight in weights]).forward(x)
+        ctx.save_for_backward(x, y, *weights)
+        ctx.late = late
+        ctx.mark_non_differentiable(mean, variance)
+        return y, mean, variance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, *weights = ctx.saved_tensors
+        of = ctx.late.take(grads[0])
+        # What saves tensors elsewhere may have changed the layout.
+        x, y, g = (
+            value.contiguous(memory_format=torch.channels_last) for value in (x, y, grads[0])
+        )
+        projection = Projection([weight.contiguous() for weight in weights])
+        dx, found = projection.backward(g, y, of, x, want_input=ctx.needs_input_grad[0])
+        return dx, None, *found
