@@ -54,7 +54,7 @@ class _Unit(ctypes.Structure):
     _fields_ = [
         *_fields("kernel stride dilation", "x scale shift depthwise pointwise y mean variance"),
         *_fields("", "g of_g of_y constant centre dx totals products ddepthwise dpointwise"),
-        ("adds", ctypes.c_long),
+        *_fields("adds", "kept"),
     ]
 
 

@@ -59,59 +59,94 @@ static double correlation(norm of) {
     return sum;
 }
 
-/* The gradients of all weights of a chain of units and of α, g being the gradient of x_k. */
-static int chain_gradients(candidate *of, const REAL *g, settings s) {
-    batch b = of->b, inner = b;
-    inner.height = strided(b.height, of->units[0].c), inner.width = strided(b.width, of->units[0].c);
-    long n = b.channels, count = b.images * pixels(inner), size = count * n;
-    REAL *memory = room((of->length * size + 11 * n) * sizeof(REAL));
-    if (!memory) return 0;
-    REAL *vectors = memory + of->length * size;
-    REAL *totals = vectors, *products = totals + n, *of_g = products + n, *of_x = of_g + n;
-    REAL *constant = of_x + n, *scale = constant + n, *shift = scale + n, *moments = shift + n;
-    unit units[2], *first = units, *last = first + of->length - 1;
+/* The vectors over channels that a chain of units needs. */
+enum { TOTALS, PRODUCTS, OF_G, OF_X, CONSTANT, SCALE, SHIFT, MOMENTS, VECTORS = MOMENTS + 4 };
+
+/* A chain while it is computed. */
+typedef struct {
+    candidate *of;
+    batch inner; /* what the first unit makes */
+    unit units[2];
     norm norms[2];
+    REAL *vectors;
+    vec *memory;
+} chain;
+
+static chain make_chain(candidate *of, settings s) {
+    chain made = {of, of->b, .memory = NULL};
+    conv c = of->units[0].c;
+    made.inner.height = strided(of->b.height, c), made.inner.width = strided(of->b.width, c);
+    long n = of->b.channels, count = of->b.images * pixels(made.inner);
+    long kept_size = count * blocks(of->b), vectors_size = VECTORS * n * sizeof(REAL);
+    long images_size = kept_size * sizeof(vec) + count * n * sizeof(REAL);
+    vec *kept = made.memory = room(of->length * images_size + vectors_size);
+    REAL *y = (REAL *)(kept + of->length * kept_size), *v = y + of->length * count * n;
+    made.vectors = v;
     for (long i = 0; i < of->length; i++) {
         const weights *w = of->units + i;
-        REAL *mean = moments + 2 * i * n, *variance = mean + n;
-        units[i] = (unit){
-            .c = w->c, .depthwise = w->depthwise, .pointwise = w->pointwise, .mean = mean,
-            .variance = variance, .y = memory + i * size, .ddepthwise = w->ddepthwise,
-            .dpointwise = w->dpointwise, .totals = totals, .products = products,
-            .of = {of_g, of_x, constant}
+        REAL *mean = v + (MOMENTS + 2 * i) * n;
+        made.units[i] = (unit){
+            .c = w->c, .depthwise = w->depthwise, .pointwise = w->pointwise,
+            .ddepthwise = w->ddepthwise, .dpointwise = w->dpointwise, .y = y + i * count * n,
+            .mean = mean, .variance = mean + n, .totals = v + TOTALS * n,
+            .products = v + PRODUCTS * n, .kept = kept + i * kept_size,
+            .of = {v + OF_G * n, v + OF_X * n, v + CONSTANT * n}
         };
-        norms[i] = (norm){mean, variance, totals, products, s.eps, count, n};
+        made.norms[i] = (norm){mean, mean + n, v + TOTALS * n, v + PRODUCTS * n, s.eps, count, n};
     }
-    first->x = of->x, first->dx = of->dx, first->adds = of->adds, last->g = g;
-    const norm_parameters *between = of->norms;
-    int enough = 1;
-    if (last != first) {
-        enough = unit_forward(first, b);
-        show(between, norms[0], s);
-        for (long k = 0; k < n; k++) {
-            scale[k] = between->gamma[k] * inverse_deviation(norms[0], k);
-            shift[k] = between->beta[k] - scale[k] * first->mean[k];
-        }
-        last->x = first->y, last->centre = first->mean;
-        last->dx = last->y; /* of which each image is read before it is written */
-        last->scale = scale, last->shift = shift;
-    }
-    enough = enough && unit_forward(last, last == first ? b : inner);
-    norm end = norms[of->length - 1];
+    made.units[0].x = of->x, made.units[0].dx = of->dx, made.units[0].adds = of->adds;
+    return made;
+}
+
+/* The gradient of what a norm takes is left to the unit that made it. */
+static void leave_gradient(const chain *c, norm of, const REAL *gammas, double gamma) {
+    REAL *of_g = c->vectors + OF_G * of.channels, *of_x = c->vectors + OF_X * of.channels;
+    norm_backward(of_g, of_x, c->vectors + CONSTANT * of.channels, of, gammas, gamma);
+}
+
+/* The last unit, forward and backward; its input is a batch. */
+static int last_unit(chain *c, batch b, const REAL *g, settings s) {
+    candidate *of = c->of;
+    unit *last = c->units + of->length - 1;
+    norm end = c->norms[of->length - 1];
+    last->g = g;
+    if (!unit_forward(last, b)) return 0;
     show(of->norms + of->length - 1, end, s);
     of->dalpha = correlation(end);
-    norm_backward(of_g, of_x, constant, end, NULL, of->alpha);
-    enough = enough && unit_backward(last, last == first ? b : inner);
-    if (last != first) {
-        for (long k = 0; k < n; k++) {
-            between->dgamma[k] = products[k] * inverse_deviation(norms[0], k);
-            between->dbeta[k] = totals[k];
-        }
-        norm_backward(of_g, of_x, constant, norms[0], between->gamma, 0);
-        first->g = last->dx;
-        enough = enough && unit_backward(first, b);
+    leave_gradient(c, end, NULL, of->alpha);
+    return unit_backward(last, b);
+}
+
+/* Two units, with a norm between them. */
+static int two_units(chain *c, const REAL *g, settings s) {
+    const norm_parameters *between = c->of->norms;
+    unit *first = c->units, *last = first + 1;
+    norm middle = c->norms[0];
+    REAL *scale = c->vectors + SCALE * middle.channels, *shift = scale + middle.channels;
+    if (!unit_forward(first, c->of->b)) return 0;
+    show(between, middle, s);
+    for (long k = 0; k < middle.channels; k++) {
+        scale[k] = between->gamma[k] * inverse_deviation(middle, k);
+        shift[k] = between->beta[k] - scale[k] * middle.mean[k];
     }
-    free(memory);
+    last->x = first->y, last->centre = middle.mean, last->scale = scale, last->shift = shift;
+    last->dx = last->y; /* of which each image is read before it is written */
+    if (!last_unit(c, c->inner, g, s)) return 0;
+    for (long k = 0; k < middle.channels; k++) {
+        between->dgamma[k] = middle.products[k] * inverse_deviation(middle, k);
+        between->dbeta[k] = middle.totals[k];
+    }
+    leave_gradient(c, middle, between->gamma, 0);
+    first->g = last->dx;
+    return unit_backward(first, c->of->b);
+}
+
+/* The gradients of all weights of a chain of units and of α, g being the gradient of x_k. */
+static int chain_gradients(candidate *of, const REAL *g, settings s) {
+    chain c = make_chain(of, s);
+    int enough = c.memory != NULL;
+    if (enough) enough = of->length > 1 ? two_units(&c, g, s) : last_unit(&c, of->b, g, s);
+    free(c.memory);
     return enough;
 }
 

@@ -16,6 +16,7 @@ typedef struct {
     const REAL *centre; /* the mean of x, if it is normalised */
     REAL *dx, *totals, *products, *ddepthwise, *dpointwise;
     long adds; /* whether dx is added to what is there */
+    vec *kept; /* what the depthwise conv makes, if that is kept and not computed again */
 } unit;
 
 /* frame = ReLU(scale·x + shift), or ReLU(x) without a scale; x starts at the block. */
@@ -77,10 +78,12 @@ static void convolve_row(
     }
 }
 
-/* What a pixel of g adds to sums[tap] = Σ g · (x seen through that tap). */
-INLINE void correlate_pixel(vec *sum, vec g, const vec *x, long frame_width, long k, long d) {
+/* What a pixel of g adds to Σ g · (x seen through a tap), for some rows of taps. */
+INLINE void correlate_pixel(
+    vec *sum, vec g, const vec *x, long frame_width, long rows, long k, long d
+) {
 #pragma GCC unroll 5
-    for (long p = 0; p < k; p++)
+    for (long p = 0; p < rows; p++)
 #pragma GCC unroll 5
         for (long q = 0; q < k; q++) sum[p * k + q] += g * x[p * d * frame_width + q * d];
 }
@@ -88,10 +91,10 @@ INLINE void correlate_pixel(vec *sum, vec g, const vec *x, long frame_width, lon
 /* What two of them add, as far apart as taps are: what one sees through a tap the other sees through
 the next. */
 INLINE void correlate_pair(
-    vec *sum, vec g, vec other, const vec *x, long frame_width, long k, long d
+    vec *sum, vec g, vec other, const vec *x, long frame_width, long rows, long k, long d
 ) {
 #pragma GCC unroll 5
-    for (long p = 0; p < k; p++)
+    for (long p = 0; p < rows; p++)
 #pragma GCC unroll 6
         for (long q = 0; q <= k; q++) {
             vec value = x[p * d * frame_width + q * d];
@@ -100,23 +103,33 @@ INLINE void correlate_pair(
         }
 }
 
-/* The kernel, the stride and the dilation being constants. */
-INLINE void correlate(
-    vec *sums, frame g, frame x, long height, long width, long k, long stride, long d
+/* Some rows of taps, the kernel, the stride and the dilation being constants. */
+INLINE void correlate_rows(
+    vec *sums, frame g, frame x, long height, long width, long first, long rows, long k,
+    long stride, long d
 ) {
-    vec sum[25] = {{0}};
+    vec sum[15] = {{0}};
     for (long i = 0; i < height; i++) {
-        const vec *from = g.inside + i * stride * g.width, *at = x.start + i * stride * x.width;
+        const vec *from = g.inside + i * stride * g.width;
+        const vec *at = x.start + (i * stride + first * d) * x.width;
         long j = 0;
         if (stride == 1)
             for (; j + 2 * d <= width; j += 2 * d)
 #pragma GCC unroll 2
                 for (long m = j; m < j + d; m++)
-                    correlate_pair(sum, from[m], from[m + d], at + m, x.width, k, d);
+                    correlate_pair(sum, from[m], from[m + d], at + m, x.width, rows, k, d);
         for (; j < width; j++)
-            correlate_pixel(sum, from[j * stride], at + j * stride, x.width, k, d);
+            correlate_pixel(sum, from[j * stride], at + j * stride, x.width, rows, k, d);
     }
-    for (long tap = 0; tap < k * k; tap++) sums[tap] = sum[tap];
+    for (long tap = 0; tap < rows * k; tap++) sums[first * k + tap] = sum[tap];
+}
+
+/* All of them, as many at a time as have their sums in registers. */
+INLINE void correlate(
+    vec *sums, frame g, frame x, long height, long width, long k, long stride, long d
+) {
+    correlate_rows(sums, g, x, height, width, 0, 3, k, stride, d);
+    if (k > 3) correlate_rows(sums, g, x, height, width, 3, k - 3, k, stride, d);
 }
 
 static void correlate_image(vec *sums, frame g, frame x, batch b, conv c) {
@@ -197,6 +210,7 @@ int unit_forward(const unit *of, batch b) {
 #pragma omp for schedule(static)
         for (long image = 0; image < b.images; image++) {
             if (!taps) continue;
+            if (of->kept) u = of->kept + image * u_size;
             rectify_image(frames, of, image, b);
             convolve_image(u, frames, taps, b, c);
             for (long i = 0; i < height; i++) {
@@ -251,7 +265,8 @@ static void image_backward(
     const vec *flipped = taps + n * size, *rows = flipped + n * size;
     vec found[27];
     rectify_image(at.frames, of, image, b);
-    convolve_image(at.u, at.frames, taps, b, c);
+    if (of->kept) at.u = of->kept + image * height * width * n;
+    else convolve_image(at.u, at.frames, taps, b, c);
     output_gradient(at.dy, of->g + y_at, of->y + y_at, of->of, height * width, b);
     accumulate(sums + n * stride * LANES, at.dy, n, at.u, n, height * width, square(b));
     for (long i = 0; i < height; i++) {
