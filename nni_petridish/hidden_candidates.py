@@ -19,6 +19,7 @@ from nni_petridish.native import Candidate, Kernel, candidate_gradients
 
 EPS, MOMENTUM = 1e-5, 0.1
 """Of the batch norms of all candidates."""
+_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class HiddenCandidate(NamedTuple):
@@ -107,7 +108,8 @@ def running_statistics(norms: Iterable[nn.BatchNorm2d]) -> list[Tensor] | None:
     """Return mean, variance and number of batches of each; None if any is not as all others."""
     found: list[Tensor] = []
     for norm in norms:
-        mean, variance, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        # Not by name, which a module looks up in three dictionaries: this is called often.
+        mean, variance, batches = map(norm._buffers.get, _RUNNING)
         if mean is None or variance is None or batches is None or not has_default_settings(norm):
             return None
         if not (mean.is_contiguous() and variance.is_contiguous()):

@@ -69,7 +69,7 @@ class _Projection(ctypes.Structure):
     _fields_ = _fields(
         "parts outputs",
         "x even odd y mean variance g of_g of_y constant dx deven dodd",
-    )
+    ) + _fields("adds", "totals products")
 
 
 def native_applies(x: Tensor) -> bool:
@@ -215,9 +215,10 @@ class Kernel(NamedTuple):
     """What a candidate computes before the batch norm, without γ and β, at its end."""
 
     geometries: Sequence[Geometry]
-    """Of one unit, or of two with a batch norm between them; or of the pooling."""
-    pooling: str | None = None
-    """``max``, ``avg`` (which counts no padding) or ``none``, if it is one."""
+    """Of one unit, or of two with a batch norm between them; or of what else it is."""
+    other: str | None = None
+    """``max`` or ``avg`` (which counts no padding) pooling, ``none`` of them, or ``reduce``: ReLU
+    and two 1x1 convs, of the even and the odd pixels."""
 
 
 class Candidate(NamedTuple):
@@ -232,16 +233,18 @@ class Candidate(NamedTuple):
     adds: bool
     """Whether it is added to what is there."""
     parameters: Sequence[Tensor]
-    """The depthwise and the pointwise weight of each unit; between those of two, γ and β."""
+    """The depthwise and the pointwise weight of each unit, between those of two γ and β; or the two
+    weights of a reduction."""
     gradients: Sequence[Tensor]
     running: Sequence[Tensor]
     """Mean, variance and number of batches of each norm, to be updated; none if they are not."""
 
 
-_POOLINGS = ("none", "avg", "max")
-_UNIT, _NORM = "3l4P", "7P"
-_CANDIDATE = struct.Struct(f"5l2P3l{2 * _UNIT}{2 * _NORM}2d")
-"""A candidate as C has it; the last number is the gradient of α."""
+_ONE_TYPE = "native kernels take tensors of one type, on the CPU."
+_OTHERS = ("none", "avg", "max", "reduce")
+_CANDIDATE = struct.Struct("5l 2P 3l 3l4P 3l4P 7P 7P 2d")
+"""A candidate as C has it: see c/native.c. The last number is the gradient of α."""
+_NOWHERE = (0, 0)
 
 
 def candidate_gradients(
@@ -258,40 +261,36 @@ def candidate_gradients(
 
 
 def _packed(g: Tensor, of: Candidate) -> bytes:
-    (geometries, pooling), x = of.kernel, of.x
+    (geometries, other), x, running = of.kernel, of.x, of.running
     _check_output(g, x, geometries[0].stride)
     n, channels, height, width = x.shape
-    length = 0 if pooling is not None else len(geometries)
-    parameters, gradients, running = (
-        [tensor.data_ptr() for tensor in tensors]
-        for tensors in (of.parameters, of.gradients, of.running)
-    )
-    units, norms = [], []
-    for i in range(2):
-        there = slice(4 * i, 4 * i + 2) if i < length else slice(0)
-        geometry = geometries[i] if i < len(geometries) else (0, 0, 0)
-        units += [*geometry, *(parameters[there] or (0, 0)), *(gradients[there] or (0, 0))]
-        between = slice(2, 4) if i + 1 < length else slice(0)
-        norms += [*(parameters[between] or (0, 0)), *(gradients[between] or (0, 0))]
-        norms += running[3 * i : 3 * i + 3] or (0, 0, 0)
+    weights = [tensor.data_ptr() for tensor in of.parameters] or _NOWHERE
+    gradients = [tensor.data_ptr() for tensor in of.gradients] or _NOWHERE
+    statistics = [tensor.data_ptr() for tensor in running] or (0, 0, 0)
+    first = (*geometries[0], *weights[:2], *gradients[:2])
+    if len(geometries) > 1:
+        second = (*geometries[1], *weights[4:], *gradients[4:])
+        norms = (*weights[2:4], *gradients[2:4], *statistics[:3], 0, 0, 0, 0, *statistics[-3:])
+    else:
+        second = (0,) * 7
+        norms = (0, 0, 0, 0, *statistics, *(0,) * 7)
     return _CANDIDATE.pack(
         *(n, height, width, channels, torch.get_num_threads()),
-        *(x.data_ptr(), 0 if of.dx is None else of.dx.data_ptr()),
-        *(of.adds, length, 0 if pooling is None else _POOLINGS.index(pooling)),
-        *units,
-        *norms,
-        *(of.alpha, 0.0),
+        *(x.data_ptr(), 0 if of.dx is None else of.dx.data_ptr(), of.adds),
+        *((len(geometries), 0) if other is None else (0, _OTHERS.index(other))),
+        *(*first, *second, *norms, of.alpha, 0.0),
     )
 
 
 def _check_types(g: Tensor, candidates: Sequence[Candidate]) -> None:
-    tensors = [
-        tensor
-        for candidate in candidates
-        for tensor in (candidate.x, *candidate.parameters, *candidate.running)
-        if tensor.dtype is not torch.int64  # a number of batches
-    ]
-    _check_one_type([g, *tensors])
+    for candidate in candidates:
+        for tensors in ((candidate.x,), candidate.parameters, candidate.running):
+            for tensor in tensors:
+                # The numbers of batches are integers.
+                if tensor.dtype is not g.dtype and tensor.dtype is not torch.int64:
+                    raise TypeError(_ONE_TYPE)
+                if not tensor.is_cpu:
+                    raise TypeError(_ONE_TYPE)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -341,7 +340,7 @@ def _at(**tensors: Tensor | None) -> dict[str, Any]:
 
 def _check_one_type(tensors: Iterable[Tensor]) -> None:
     if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
-        raise TypeError("native kernels take tensors of one type, on the CPU.")
+        raise TypeError(_ONE_TYPE)
 
 
 def _batch(x: Tensor) -> _Batch:

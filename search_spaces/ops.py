@@ -24,7 +24,7 @@ from nni_petridish.late_gradient import BeforeNorm
 from nni_petridish.normalize import normalize
 from search_spaces.depthwise import DepthwiseConv2d
 from search_spaces.pooling import AvgPool3x3, MaxPool3x3, hidden_pool
-from search_spaces.projection import can_project, projection
+from search_spaces.projection import can_project, hidden_reduction, projection
 from search_spaces.separable import UnitModules, can_fuse, hidden_convs, separable_convs
 
 
@@ -60,7 +60,7 @@ class SeparableConvs(nn.Sequential, EndsInNorm):
 
     def last_norm(self) -> nn.BatchNorm2d:
         """Return the batch norm at the end."""
-        return cast(nn.BatchNorm2d, self[-1])
+        return cast(nn.BatchNorm2d, [*self][-1])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised output."""
@@ -109,12 +109,13 @@ class Pool(nn.Sequential, EndsInNorm):
 
     def last_norm(self) -> nn.BatchNorm2d:
         """Return the batch norm at the end."""
-        return cast(nn.BatchNorm2d, self[1])
+        _, norm = self
+        return cast(nn.BatchNorm2d, norm)
 
     def hidden(self, x: Tensor) -> HiddenCandidate | None:
         """Return the candidate, if the kernels in C can take it."""
-        pool = cast(MaxPool3x3 | AvgPool3x3, self[0])
-        return hidden_pool(x, pool, self.last_norm())
+        pool, norm = cast(Any, self)
+        return hidden_pool(x, pool, norm)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return what the pooling returns."""
@@ -184,6 +185,10 @@ class FactorizedReduce(nn.Module, EndsInNorm):
     def last_norm(self) -> nn.BatchNorm2d:
         """Return the batch norm at the end."""
         return self.norm
+
+    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+        """Return the candidate, if the kernels in C can take it."""
+        return hidden_reduction(x, [self.even, self.odd], self.norm)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the two convs, concatenated."""

@@ -13,25 +13,44 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from nni_petridish.hidden_candidates import HiddenCandidate, running_statistics
 from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import has_hooks
-from nni_petridish.native import Projection, native_applies
+from nni_petridish.native import Geometry, Kernel, Projection, native_applies
 
 
 def can_project(x: Tensor, convs: Sequence[nn.Conv2d]) -> bool:
     """Return whether `projection` can take these modules, and x."""
-    if not (convs[0].training and native_applies(x)):
-        return False
     if x.is_inference() and not torch.is_inference_mode_enabled():
         return False  # it cannot be saved for a backward pass
+    return native_applies(x) and _are_plain(convs, x)
+
+
+def _are_plain(convs: Sequence[nn.Conv2d], x: Tensor) -> bool:
     return all(
         type(conv) is nn.Conv2d
+        and conv.training
         and conv.bias is None
         and conv.weight.shape[1:] == (x.shape[1], 1, 1)
         and conv.weight.dtype == x.dtype
         and not has_hooks(conv)
         for conv in convs
     )
+
+
+def hidden_reduction(
+    x: Tensor, convs: Sequence[nn.Conv2d], norm: nn.BatchNorm2d
+) -> HiddenCandidate | None:
+    """Return two convs and a norm as a candidate for the backward pass, if it can be."""
+    weights = [conv.weight for conv in convs]
+    channels, half = x.shape[1], x.shape[1] // 2
+    widths = [weight.shape[0] for weight in weights]
+    if widths != [half, channels - half] or not _are_plain(convs, x):
+        return None
+    running = running_statistics([norm])
+    if running is None:
+        return None
+    return HiddenCandidate(x, Kernel([Geometry(1, 2, 1)], "reduce"), weights, running)
 
 
 def projection(x: Tensor, convs: Sequence[nn.Conv2d]) -> BeforeNorm:

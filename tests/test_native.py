@@ -330,16 +330,17 @@ def test_a_hidden_sum_forgets_what_nobody_took() -> None:
         torch.testing.assert_close(torch.autograd.grad(loss, op[1].weight)[0], expected)
 
 
-def weak_learner(channels: int = 5) -> tuple[JointWeakLearner, Tensor]:
+def weak_learner(channels: int = 5, stride: int = 1) -> tuple[JointWeakLearner, Tensor]:
     torch.manual_seed(0)
     shortcuts = [("z", name) for name in VISION_OPS]
-    ops = [make_op(name, channels) for _, name in shortcuts]
+    ops = [make_op(name, channels, stride) for _, name in shortcuts]
     return JointWeakLearner(AlphaTable(shortcuts, 0.0), ops, {}).double(), images(3, channels, 6, 6)
 
 
-def test_nothing_of_the_candidates_is_kept_for_the_backward_pass() -> None:
-    learner, z = weak_learner()
-    x_k = images(3, 5, 6, 6).requires_grad_()
+@pytest.mark.parametrize("stride", [1, 2])
+def test_nothing_of_the_candidates_is_kept_for_the_backward_pass(stride: int) -> None:
+    learner, z = weak_learner(stride=stride)
+    x_k = images(3, 5, 6 // stride, 6 // stride).requires_grad_()
     own = {p.data_ptr() for p in (*learner.parameters(), *learner.buffers())}
     kept: list[Tensor] = []
 

@@ -8,7 +8,8 @@ is in the cache. What needs memory returns whether there was some. */
 #include "projection.h"
 #include "unit.h"
 
-/* A unit's weights, and where their gradients go. */
+/* The weights of a unit, depthwise and pointwise, or of the two parts of a reduction; and where their
+gradients go. */
 typedef struct {
     conv c;
     const REAL *depthwise, *pointwise;
@@ -24,14 +25,14 @@ typedef struct {
     long long *batches;
 } norm_parameters;
 
-/* A candidate: a chain of one or two units, each followed by a norm, or if there is none a pooling and
-a norm. */
+/* A candidate: one or two units, each followed by a norm; or if there is none, a pooling or a
+reduction (a projection of two parts) and a norm. */
 typedef struct {
     batch b; /* of its input */
     const REAL *x;
     REAL *dx; /* if it is wanted */
     long adds; /* whether it is added to what is there */
-    long length, pooling; /* the number of units; else, which pooling */
+    long length, kind; /* the number of units; else, which pooling */
     weights units[2];
     norm_parameters norms[2];
     double alpha, dalpha;
@@ -162,7 +163,7 @@ static int pool_gradients(candidate *candidates, long count, const REAL *g, sett
     for (long i = 0; i < count; i++) {
         REAL *mean = memory + i * own;
         pools[i] = (pool){
-            .kind = candidates[i].pooling, .stride = c.stride, .x = candidates->x, .mean = mean,
+            .kind = candidates[i].kind, .stride = c.stride, .x = candidates->x, .mean = mean,
             .variance = mean + n, .g = g, .totals = mean + 2 * n, .products = mean + 3 * n,
             .dx = candidates[i].dx, .adds = candidates[i].adds
         };
@@ -183,23 +184,57 @@ static int pool_gradients(candidate *candidates, long count, const REAL *g, sett
     return enough;
 }
 
+enum { REDUCTION = MAXIMUM + 1 };
+
+/* The same of a reduction. */
+static int reduction_gradients(candidate *of, const REAL *g, settings s) {
+    const weights *w = of->units;
+    projection p = {
+        .parts = 2, .outputs = of->b.channels, .x = of->x,
+        .weights = {w->depthwise, w->pointwise}, .dweights = {w->ddepthwise, w->dpointwise},
+        .g = g, .dx = of->dx, .adds = of->adds
+    };
+    batch out = projected(&p, of->b);
+    long n = of->b.channels, count = out.images * pixels(out);
+    REAL *memory = room((count + 7) * n * sizeof(REAL));
+    if (!memory) return 0;
+    REAL *vectors = memory + count * n, *by = vectors + 4 * n;
+    p.y = memory, p.mean = vectors, p.variance = vectors + n;
+    p.totals = vectors + 2 * n, p.products = vectors + 3 * n;
+    norm end = {p.mean, p.variance, p.totals, p.products, s.eps, count, n};
+    int enough = projection_forward(&p, of->b);
+    if (enough) {
+        show(of->norms, end, s);
+        of->dalpha = correlation(end);
+        norm_backward(by, by + n, by + 2 * n, end, NULL, of->alpha);
+        p.of = (combination){by, by + n, by + 2 * n};
+        enough = projection_backward(&p, of->b);
+    }
+    free(memory);
+    return enough;
+}
+
+INLINE int is_pooling(const candidate *c) { return !c->length && c->kind != REDUCTION; }
+
 /* How many candidates, from the first, are poolings of the same input. */
 static long poolings(const candidate *first, const candidate *end) {
     const candidate *c = first;
     long stride = first->units[0].c.stride;
-    while (c < end && !c->length && c->x == first->x && c->units[0].c.stride == stride) c++;
+    while (c < end && is_pooling(c) && c->x == first->x && c->units[0].c.stride == stride) c++;
     return c - first;
 }
 
-/* The gradients of a site's candidates, one after the other. */
+/* The gradients of a site's candidates. */
 int candidate_gradients(candidate *candidates, long n, const REAL *g, double eps, double momentum) {
     settings s = {eps, momentum};
-    candidate *c = candidates, *end = c + n;
     int enough = 1;
-    while (enough && c < end) {
-        long count = poolings(c, end);
-        enough = count ? pool_gradients(c, count, g, s) : chain_gradients(c, g, s);
-        c += count ? count : 1;
+    for (long i = 0; enough && i < n;) {
+        candidate *c = candidates + i;
+        long count = poolings(c, candidates + n);
+        if (count) enough = pool_gradients(c, count, g, s);
+        else if (c->length) enough = chain_gradients(c, g, s);
+        else enough = reduction_gradients(c, g, s);
+        i += count ? count : 1;
     }
     return enough;
 }

@@ -11,6 +11,8 @@ typedef struct {
     const REAL *g; /* the output's gradient is a combination of g and y */
     combination of;
     REAL *dx, *dweights[2]; /* the gradient before the ReLU, if it is wanted; those of the weights */
+    long adds; /* whether dx is added to what is there */
+    REAL *totals, *products; /* in the forward pass, if g is given: Σ g and Σ g·(y − mean) */
 } projection;
 
 INLINE long halved(long size, long parts) { return (size - 1) / parts + 1; }
@@ -93,7 +95,7 @@ static void rectify_parts(vec *to, const projection *of, const REAL *x, long row
             else rectify_block(to, of, x, row, part, b, k, lanes_of(k, b));
 }
 
-/* y, and its moments. */
+/* y, and its moments; if g is given, totals and products too. */
 int projection_forward(const projection *of, batch b) {
     batch out = projected(of, b);
     products p = products_of(of, b);
@@ -122,11 +124,12 @@ int projection_forward(const projection *of, batch b) {
                         row + q * p.s.out_blocks, p.out_blocks, 1, inputs + q * p.s.in_blocks,
                         p.in_blocks, rows + q * weights_size, out.width, p.s
                     );
-                observe_row(of_image, of->y, row, NULL, at, out.width, out, i == 0);
+                observe_row(of_image, of->y, row, of->g, at, out.width, out, i == 0);
             }
             finish_image(sums + image * of->outputs, of_image, count, out);
         }
-        finish_batch(of->mean, of->variance, NULL, NULL, sums, count, out);
+        REAL *totals = of->g ? of->totals : NULL;
+        finish_batch(of->mean, of->variance, totals, of->products, sums, count, out);
     }
     free(sums);
     return enough;
@@ -142,7 +145,9 @@ INLINE void scatter_parts(
             long at = pixel_of(of, row, j, part, b), from = (j * of->parts + part) * n;
             for (long k = 0; k < n && at < pixels(b); k++) {
                 vec value = keep(gradients[from + k], inputs[from + k] > (vec){0});
-                store(dx + at * b.channels + k * LANES, value, lanes_of(k, b));
+                REAL *to = dx + at * b.channels + k * LANES;
+                if (of->adds) value += load(to, lanes_of(k, b));
+                store(to, value, lanes_of(k, b));
             }
         }
 }
@@ -180,7 +185,7 @@ int projection_backward(const projection *of, batch b) {
                 );
             if (!of->dx) continue;
             REAL *dx = of->dx + x_at;
-            if (of->parts > 1) memset(dx, 0, pixels(b) * b.channels * sizeof(REAL));
+            if (of->parts > 1 && !of->adds) memset(dx, 0, pixels(b) * b.channels * sizeof(REAL));
             for (long i = 0; i < out.height; i++) {
                 for (long q = 0; q < p.groups; q++)
                     multiply(
