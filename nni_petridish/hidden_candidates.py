@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nni_petridish.native import Candidate, Kernel, candidate_gradients
+from nni_petridish.native_candidates import Candidate, Kernel, candidate_gradients
 
 EPS, MOMENTUM = 1e-5, 0.1
 """Of the batch norms of all candidates."""
@@ -104,7 +104,7 @@ def distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
     return found, [numbers[id(tensor)] for tensor in tensors]
 
 
-def running_statistics(norms: Iterable[nn.BatchNorm2d]) -> list[Tensor] | None:
+def running_statistics(norms: Iterable[nn.BatchNorm2d], channels: int) -> list[Tensor] | None:
     """Return mean, variance and number of batches of each; None if any is not as all others."""
     found: list[Tensor] = []
     for norm in norms:
@@ -113,6 +113,8 @@ def running_statistics(norms: Iterable[nn.BatchNorm2d]) -> list[Tensor] | None:
         if mean is None or variance is None or batches is None or not has_default_settings(norm):
             return None
         if not (mean.is_contiguous() and variance.is_contiguous()):
+            return None
+        if not mean.numel() == variance.numel() == channels:
             return None
         found += mean, variance, batches
     return found

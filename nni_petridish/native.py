@@ -1,4 +1,4 @@
-"""Inner loops of training in C (c/native.c).
+"""Inner loops of training in C (c/).
 
 At 16 channels a step of weak learning is a long chain of light passes over memory: PyTorch's own
 kernels wait for it most of the time. These do in one pass what belongs together: the batch norm and
@@ -11,8 +11,7 @@ PyTorch, slower.
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,8 @@ from torch import Tensor
 
 from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.native_library import native_library
+
+ONE_TYPE = "native kernels take tensors of one type, on the CPU."
 
 
 class Geometry(NamedTuple):
@@ -107,7 +108,7 @@ class Unit(NamedTuple):
         y = y.permute(0, 3, 1, 2)
         mean, variance = x.new_empty(2, x.shape[1]).unbind()
         unit = self._with(x=x, y=y, mean=mean, variance=variance)
-        _check(_loaded(x).unit_forward(ctypes.byref(unit), _batch(x)))
+        check_memory(loaded(x).unit_forward(ctypes.byref(unit), _batch(x)))
         return y, mean, variance
 
     def backward(
@@ -146,7 +147,7 @@ class Unit(NamedTuple):
             **dict(zip(("of_g", "of_y", "constant"), of, strict=True)),
             **{"x": x, "y": y, "g": g, "centre": mean},
         )
-        _check(_loaded(x).unit_backward(ctypes.byref(unit), _batch(x)))
+        check_memory(loaded(x).unit_backward(ctypes.byref(unit), _batch(x)))
         return found
 
     def _with(self, **tensors: Tensor | None) -> _Unit:
@@ -184,7 +185,7 @@ class Projection(NamedTuple):
         y = x.new_empty(x.shape[0], *_strided(x, parts), outputs).permute(0, 3, 1, 2)
         mean, variance = x.new_empty(2, outputs).unbind()
         call = self._with(outputs, x=x, y=y, mean=mean, variance=variance)
-        _check(_loaded(x).projection_forward(ctypes.byref(call), _batch(x)))
+        check_memory(loaded(x).projection_forward(ctypes.byref(call), _batch(x)))
         return y, mean, variance
 
     def backward(
@@ -197,7 +198,7 @@ class Projection(NamedTuple):
         places = dict(zip(("of_g", "of_y", "constant"), of, strict=True))
         places |= dict(zip(("deven", "dodd"), gradients, strict=False))
         call = self._with(self._outputs(x), x=x, y=y, g=g, dx=dx, **places)
-        _check(_loaded(x).projection_backward(ctypes.byref(call), _batch(x)))
+        check_memory(loaded(x).projection_backward(ctypes.byref(call), _batch(x)))
         return dx, gradients
 
     def _outputs(self, x: Tensor) -> int:
@@ -211,93 +212,11 @@ class Projection(NamedTuple):
         return _Projection(len(self.weights), outputs, **_at(**weights, **tensors))
 
 
-class Kernel(NamedTuple):
-    """What a candidate computes before the batch norm, without γ and β, at its end."""
-
-    geometries: Sequence[Geometry]
-    """Of one unit, or of two with a batch norm between them; or of what else it is."""
-    other: str | None = None
-    """``max`` or ``avg`` (which counts no padding) pooling, ``none`` of them, or ``reduce``: ReLU
-    and two 1x1 convs, of the even and the odd pixels."""
-
-
-class Candidate(NamedTuple):
-    """A candidate in the backward pass: what its kernel takes, and where the gradients go."""
-
-    kernel: Kernel
-    alpha: float
-    x: Tensor
-    """Its input."""
-    dx: Tensor | None
-    """Where the gradient of x goes, if it is wanted."""
-    adds: bool
-    """Whether it is added to what is there."""
-    parameters: Sequence[Tensor]
-    """The depthwise and the pointwise weight of each unit, between those of two γ and β; or the two
-    weights of a reduction."""
-    gradients: Sequence[Tensor]
-    running: Sequence[Tensor]
-    """Mean, variance and number of batches of each norm, to be updated; none if they are not."""
-
-
-_ONE_TYPE = "native kernels take tensors of one type, on the CPU."
-_OTHERS = ("none", "avg", "max", "reduce")
-_CANDIDATE = struct.Struct("5l 2P 3l 3l4P 3l4P 7P 7P 2d")
-"""A candidate as C has it: see c/native.c. The last number is the gradient of α."""
-_NOWHERE = (0, 0)
-
-
-def candidate_gradients(
-    g: Tensor, candidates: Sequence[Candidate], eps: float, momentum: float
-) -> list[float]:
-    """Compute a site's candidates and their gradients, g being that of x_k; return those of α."""
-    _check_types(g, candidates)
-    calls = b"".join(_packed(g, candidate) for candidate in candidates)
-    memory = ctypes.create_string_buffer(calls, len(calls))
-    settings = ctypes.c_double(eps), ctypes.c_double(momentum)
-    run = _loaded(g).candidate_gradients
-    _check(run(memory, ctypes.c_long(len(candidates)), ctypes.c_void_p(g.data_ptr()), *settings))
-    return [found[-1] for found in _CANDIDATE.iter_unpack(memory)]
-
-
-def _packed(g: Tensor, of: Candidate) -> bytes:
-    (geometries, other), x, running = of.kernel, of.x, of.running
-    _check_output(g, x, geometries[0].stride)
-    n, channels, height, width = x.shape
-    weights = [tensor.data_ptr() for tensor in of.parameters] or _NOWHERE
-    gradients = [tensor.data_ptr() for tensor in of.gradients] or _NOWHERE
-    statistics = [tensor.data_ptr() for tensor in running] or (0, 0, 0)
-    first = (*geometries[0], *weights[:2], *gradients[:2])
-    if len(geometries) > 1:
-        second = (*geometries[1], *weights[4:], *gradients[4:])
-        norms = (*weights[2:4], *gradients[2:4], *statistics[:3], 0, 0, 0, 0, *statistics[-3:])
-    else:
-        second = (0,) * 7
-        norms = (0, 0, 0, 0, *statistics, *(0,) * 7)
-    return _CANDIDATE.pack(
-        *(n, height, width, channels, torch.get_num_threads()),
-        *(x.data_ptr(), 0 if of.dx is None else of.dx.data_ptr(), of.adds),
-        *((len(geometries), 0) if other is None else (0, _OTHERS.index(other))),
-        *(*first, *second, *norms, of.alpha, 0.0),
-    )
-
-
-def _check_types(g: Tensor, candidates: Sequence[Candidate]) -> None:
-    for candidate in candidates:
-        for tensors in ((candidate.x,), candidate.parameters, candidate.running):
-            for tensor in tensors:
-                # The numbers of batches are integers.
-                if tensor.dtype is not g.dtype and tensor.dtype is not torch.int64:
-                    raise TypeError(_ONE_TYPE)
-                if not tensor.is_cpu:
-                    raise TypeError(_ONE_TYPE)
-
-
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel."""
     mean, variance = x.new_empty(2, x.shape[1]).unbind()
     call = _Pool(0, 1, **_at(x=x, mean=mean, variance=variance))
-    _check(_loaded(x).pool_forward(ctypes.byref(call), ctypes.c_long(1), _batch(x)))
+    check_memory(loaded(x).pool_forward(ctypes.byref(call), ctypes.c_long(1), _batch(x)))
     return mean, variance
 
 
@@ -307,7 +226,7 @@ def correlations(g: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     x = x.contiguous(memory_format=torch.channels_last)
     totals, products = x.new_empty(2, x.shape[1]).unbind()
     places = _at(totals=totals, products=products, g=g, x=x, mean=mean)
-    _check(_loaded(x).correlations(*places.values(), _batch(x)))
+    check_memory(loaded(x).correlations(*places.values(), _batch(x)))
     return totals, products
 
 
@@ -316,7 +235,7 @@ def combine(g: Tensor, x: Tensor, of: Combination) -> Tensor:
     _check_shapes(g, x)
     x = x.contiguous(memory_format=torch.channels_last)
     out = torch.empty_like(x)
-    _loaded(g).combine(*_at(out=out, g=g, x=x, **of._asdict()).values(), _batch(g))
+    loaded(g).combine(*_at(out=out, g=g, x=x, **of._asdict()).values(), _batch(g))
     return out
 
 
@@ -324,7 +243,8 @@ def _strided(x: Tensor, stride: int) -> tuple[int, int]:
     return (x.shape[2] - 1) // stride + 1, (x.shape[3] - 1) // stride + 1
 
 
-def _loaded(x: Tensor) -> ctypes.CDLL:
+def loaded(x: Tensor) -> ctypes.CDLL:
+    """Return the library for numbers of x's type, where `native_applies`."""
     library = native_library(x.dtype)
     assert library is not None
     return library
@@ -332,15 +252,11 @@ def _loaded(x: Tensor) -> ctypes.CDLL:
 
 def _at(**tensors: Tensor | None) -> dict[str, Any]:
     """Return where tensors lie, all of one type; the layout is the caller's business."""
-    _check_one_type(t for t in tensors.values() if t is not None)
+    if len({(t.dtype, t.device) for t in tensors.values() if t is not None}) > 1:
+        raise TypeError(ONE_TYPE)
     return {
         name: ctypes.c_void_p(None if t is None else t.data_ptr()) for name, t in tensors.items()
     }
-
-
-def _check_one_type(tensors: Iterable[Tensor]) -> None:
-    if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
-        raise TypeError(_ONE_TYPE)
 
 
 def _batch(x: Tensor) -> _Batch:
@@ -350,15 +266,17 @@ def _batch(x: Tensor) -> _Batch:
 
 def _check_shapes(g: Tensor, x: Tensor) -> None:
     """Refuse what would be read beyond its end."""
-    _check_output(g, x, 1)
+    check_output(g, x, 1)
 
 
-def _check_output(g: Tensor, x: Tensor, stride: int) -> None:
+def check_output(g: Tensor, x: Tensor, stride: int) -> None:
+    """Refuse a gradient that cannot be that of what a strided op makes of x."""
     expected = (*x.shape[:2], *_strided(x, stride))
     if g.shape != expected:
         raise ValueError(f"a gradient of shape {tuple(g.shape)} cannot be that of {expected}")
 
 
-def _check(enough_memory: int) -> None:
+def check_memory(enough_memory: int) -> None:
+    """Raise an error if a kernel returned that it got no memory."""
     if not enough_memory:
         raise MemoryError("no memory for the frames of a unit")

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from nni_petridish.hidden_candidates import HiddenCandidate, running_statistics
 from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.moments import has_hooks
-from nni_petridish.native import Geometry, Kernel
+from nni_petridish.native import Geometry
+from nni_petridish.native_candidates import Kernel
 
 
 class MaxPool3x3(nn.MaxPool2d):
@@ -55,7 +56,7 @@ def hidden_pool(
     x: Tensor, pool: MaxPool3x3 | AvgPool3x3 | None, norm: nn.BatchNorm2d
 ) -> HiddenCandidate | None:
     """Return a pooling, or the identity, and a norm as a candidate for the backward pass."""
-    running = running_statistics([norm])
+    running = running_statistics([norm], x.shape[1])
     if running is None or (pool is not None and has_hooks(pool)):
         return None
     kind, stride = ("none", 1) if pool is None else (pool.kind, pool.stride)

@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 from nni_petridish.hidden_candidates import HiddenCandidate, running_statistics
 from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import has_hooks
-from nni_petridish.native import Geometry, Kernel, Projection, native_applies
+from nni_petridish.native import Geometry, Projection, native_applies
+from nni_petridish.native_candidates import Kernel
 
 
 def can_project(x: Tensor, convs: Sequence[nn.Conv2d]) -> bool:
@@ -47,7 +48,7 @@ def hidden_reduction(
     widths = [weight.shape[0] for weight in weights]
     if widths != [half, channels - half] or not _are_plain(convs, x):
         return None
-    running = running_statistics([norm])
+    running = running_statistics([norm], x.shape[1])
     if running is None:
         return None
     return HiddenCandidate(x, Kernel([Geometry(1, 2, 1)], "reduce"), weights, running)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nni_petridish import native
 from nni_petridish.hidden_candidates import HiddenCandidate, running_statistics
 from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import (
@@ -30,6 +29,7 @@ from nni_petridish.moments import (
     update_running_statistics,
 )
 from nni_petridish.native import Combination, Unit, native_applies
+from nni_petridish.native_candidates import Kernel
 from search_spaces.depthwise import DepthwiseConv2d
 
 
@@ -58,10 +58,11 @@ def hidden_convs(
     parameters = _parameters(units, x) if len(units) <= 2 else None
     if parameters is None:
         return None
-    running = running_statistics([*(norm for norm, *_ in units if norm is not None), last])
+    norms = [*(norm for norm, *_ in units if norm is not None), last]
+    running = running_statistics(norms, x.shape[1])
     if running is None:
         return None
-    kernel = native.Kernel([unit.depthwise.geometry for unit in units])
+    kernel = Kernel([unit.depthwise.geometry for unit in units])
     return HiddenCandidate(x, kernel, parameters, running)
 
 
@@ -77,6 +78,8 @@ def _parameters(units: Sequence[UnitModules], x: Tensor) -> list[Tensor] | None:
             if not (norm.affine and has_batch_statistics(norm)):
                 return None
             found += norm.weight, norm.bias
+            if norm.weight.shape != (channels,) or norm.bias.shape != (channels,):
+                return None
         geometry, weights = depthwise.geometry, (depthwise.weight, pointwise.weight)
         if not (
             depthwise.training

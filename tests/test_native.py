@@ -197,7 +197,7 @@ def test_threads_change_rounding_at_most() -> None:
 
 
 def test_the_library_uses_the_threads_of_torch_alone() -> None:
-    library = native._loaded(torch.empty(0, dtype=torch.float64))._name
+    library = native.loaded(torch.empty(0, dtype=torch.float64))._name
     ours = subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout
     assert "omp" not in ours
 
@@ -287,6 +287,13 @@ def test_weights_of_another_shape_are_never_read() -> None:
     op[1].weight = nn.Parameter(op[1].weight[:3].detach().clone())
     with pytest.raises(RuntimeError, match="weight"):
         op(images(2, 5, 6, 6))
+    learner, z = weak_learner()
+    for norm in (learner.ops[0][3], learner.ops[4][1], learner.ops[6]):
+        before = norm.running_mean
+        norm.running_mean = before[:3].clone()
+        with pytest.raises(RuntimeError, match="size"):
+            learner(z.clone().requires_grad_(), {"z": z}).sum().backward()
+        norm.running_mean = before
     op = make_op("sep_conv_3x3", 5).double()
     candidate = Unnormalized.of(op, SharedInput(images(2, 5, 6, 6)))
     alpha = torch.ones(1, dtype=torch.float64, requires_grad=True)
@@ -393,7 +400,7 @@ def test_candidates_learn_the_same_however_they_are_called(passes: str) -> None:
 
 def test_a_broken_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    whole = Path(native._loaded(torch.empty(0, dtype=torch.float64))._name)
+    whole = Path(native.loaded(torch.empty(0, dtype=torch.float64))._name)
     broken = tmp_path / "nni-petridish" / whole.name
     broken.parent.mkdir(mode=0o700)
     broken.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
