@@ -70,17 +70,25 @@ typedef struct {
     unit units[2];
     norm norms[2];
     REAL *vectors;
-    vec *memory;
 } chain;
 
-static chain make_chain(candidate *of, settings s) {
-    chain made = {of, of->b, .memory = NULL};
-    conv c = of->units[0].c;
-    made.inner.height = strided(of->b.height, c), made.inner.width = strided(of->b.width, c);
+/* What the first unit makes. */
+static batch inner_of(const candidate *of) {
+    batch b = of->b;
+    b.height = strided(b.height, of->units[0].c), b.width = strided(b.width, of->units[0].c);
+    return b;
+}
+
+static size_t chain_room(const candidate *of) {
+    batch inner = inner_of(of);
+    size_t count = of->length * inner.images * pixels(inner), n = inner.channels;
+    return count * (blocks(inner) * sizeof(vec) + n * sizeof(REAL)) + VECTORS * n * sizeof(REAL);
+}
+
+static chain make_chain(candidate *of, vec *kept, settings s) {
+    chain made = {of, inner_of(of), .vectors = NULL};
     long n = of->b.channels, count = of->b.images * pixels(made.inner);
-    long kept_size = count * blocks(of->b), vectors_size = VECTORS * n * sizeof(REAL);
-    long images_size = kept_size * sizeof(vec) + count * n * sizeof(REAL);
-    vec *kept = made.memory = room(of->length * images_size + vectors_size);
+    long kept_size = count * blocks(of->b);
     REAL *y = (REAL *)(kept + of->length * kept_size), *v = y + of->length * count * n;
     made.vectors = v;
     for (long i = 0; i < of->length; i++) {
@@ -143,12 +151,9 @@ static int two_units(chain *c, const REAL *g, settings s) {
 }
 
 /* The gradients of all weights of a chain of units and of α, g being the gradient of x_k. */
-static int chain_gradients(candidate *of, const REAL *g, settings s) {
-    chain c = make_chain(of, s);
-    int enough = c.memory != NULL;
-    if (enough) enough = of->length > 1 ? two_units(&c, g, s) : last_unit(&c, of->b, g, s);
-    free(c.memory);
-    return enough;
+static int chain_gradients(candidate *of, vec *memory, const REAL *g, settings s) {
+    chain c = make_chain(of, memory, s);
+    return of->length > 1 ? two_units(&c, g, s) : last_unit(&c, of->b, g, s);
 }
 
 /* The same of several poolings of one input. */
@@ -224,17 +229,23 @@ static long poolings(const candidate *first, const candidate *end) {
     return c - first;
 }
 
-/* The gradients of a site's candidates. */
+/* The gradients of a site's candidates. Chains of units have the same memory one after the other: it
+is in the cache. */
 int candidate_gradients(candidate *candidates, long n, const REAL *g, double eps, double momentum) {
     settings s = {eps, momentum};
-    int enough = 1;
+    size_t size = sizeof(vec);
+    for (candidate *c = candidates; c < candidates + n; c++)
+        if (c->length && chain_room(c) > size) size = chain_room(c);
+    vec *memory = room(size);
+    int enough = memory != NULL;
     for (long i = 0; enough && i < n;) {
         candidate *c = candidates + i;
         long count = poolings(c, candidates + n);
         if (count) enough = pool_gradients(c, count, g, s);
-        else if (c->length) enough = chain_gradients(c, g, s);
+        else if (c->length) enough = chain_gradients(c, memory, g, s);
         else enough = reduction_gradients(c, g, s);
         i += count ? count : 1;
     }
+    free(memory);
     return enough;
 }
