@@ -1,10 +1,10 @@
 """Candidates that are computed in the backward pass.
 
 sf hides the value of a candidate, so nothing needs it before g = ∇_{x_k} L is known. Then its
-forward and its backward pass are done in one go, one candidate after the other, while what is
-between the two is in the cache; nothing of it is kept in memory from the forward pass of the
-network to the backward pass. Its batch norms update their running statistics in the backward pass,
-therefore, by the same numbers.
+forward and its backward pass are done in one go, one candidate after the other (the poolings of an
+input together), while what is between the two is in the cache; nothing of it is kept in memory from
+the forward pass of the network to the backward pass. Its batch norms update their running
+statistics in the backward pass, therefore, by the same numbers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HiddenGradients:
     tensors
         The inputs, then the parameters of one candidate after the other.
     wanted
-        Whether the gradient of each of these is wanted.
+        Whether the gradient of each of these is wanted; those of parameters are computed anyway.
     """
 
     def __init__(
@@ -104,9 +104,13 @@ def distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
     return found, [numbers[id(tensor)] for tensor in tensors]
 
 
-def running_statistics(norms: Iterable[nn.BatchNorm2d], channels: int) -> list[Tensor] | None:
-    """Return mean, variance and number of batches of each; None if any is not as all others."""
+def running_statistics(norms: Iterable[nn.BatchNorm2d], x: Tensor) -> list[Tensor] | None:
+    """Return mean, variance and number of batches of each; None if any is not as all others.
+
+    They are norms of as many channels as x has, and of its type.
+    """
     found: list[Tensor] = []
+    channels, dtype = x.shape[1], x.dtype
     for norm in norms:
         # Not by name, which a module looks up in three dictionaries: this is called often.
         mean, variance, batches = map(norm._buffers.get, _RUNNING)
@@ -115,6 +119,8 @@ def running_statistics(norms: Iterable[nn.BatchNorm2d], channels: int) -> list[T
         if not (mean.is_contiguous() and variance.is_contiguous()):
             return None
         if not mean.numel() == variance.numel() == channels:
+            return None
+        if not (mean.dtype is variance.dtype is dtype and batches.dtype is torch.int64):
             return None
         found += mean, variance, batches
     return found

@@ -33,6 +33,7 @@ from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import (
     channel_moments,
+    has_hooks,
     image_view,
     input_gradient_coefficients,
     pixel_rows,
@@ -174,8 +175,8 @@ class _AddHiddenSum(torch.autograd.Function):
             hidden = HiddenGradients(plan.hidden, plan.inputs, tensors[n:], wanted[n:])
             weights = alpha.tolist()
             # The norms observe once, should there be more than one backward pass.
-            found = hidden.compute(g, [weights[i] for i in plan.order[n:]], not ctx.observed)
-            ctx.observed = True
+            observe, ctx.observed = not ctx.observed, True
+            found = hidden.compute(g, [weights[i] for i in plan.order[n:]], observe)
             by_place = dict(zip(plan.order, [*grad_alpha.tolist(), *found], strict=True))
             grad_alpha = alpha.new_tensor([by_place[i] for i in range(len(weights))])
             grad_tensors += hidden.gradients()
@@ -304,4 +305,5 @@ def _has_hidable_norm(op: nn.Module) -> bool:
         and norm.track_running_stats
         and not norm.affine
         and has_default_settings(norm)
+        and not (has_hooks(norm) or has_hooks(op))
     )

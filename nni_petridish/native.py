@@ -61,7 +61,7 @@ class _Unit(ctypes.Structure):
 
 class _Pool(ctypes.Structure):
     _fields_ = [
-        *_fields("kind stride", "x y mean variance g totals products dx"),
+        *_fields("kind stride", "x mean variance g totals products dx"),
         ("adds", ctypes.c_long),
     ]
 
@@ -204,7 +204,10 @@ class Projection(NamedTuple):
     def _outputs(self, x: Tensor) -> int:
         if any(weight.shape[1:] != (x.shape[1], 1, 1) for weight in self.weights):
             raise ValueError(f"the weights of a projection do not fit {x.shape[1]} channels.")
-        return sum(weight.shape[0] for weight in self.weights)
+        widths = [weight.shape[0] for weight in self.weights]
+        if len(widths) == 2 and widths[0] != sum(widths) // 2:
+            raise ValueError(f"a projection of two parts cannot have {widths} outputs.")
+        return sum(widths)
 
     def _with(self, outputs: int, **tensors: Tensor | None) -> _Projection:
         """Return the projection with what it takes and makes."""
@@ -279,4 +282,4 @@ def check_output(g: Tensor, x: Tensor, stride: int) -> None:
 def check_memory(enough_memory: int) -> None:
     """Raise an error if a kernel returned that it got no memory."""
     if not enough_memory:
-        raise MemoryError("no memory for the frames of a unit")
+        raise MemoryError("no memory for the images of a kernel")

@@ -52,6 +52,8 @@ def candidate_gradients(
     g: Tensor, candidates: Sequence[Candidate], eps: float, momentum: float
 ) -> list[float]:
     """Compute a site's candidates and their gradients, g being that of x_k; return those of α."""
+    if g.numel() == g.shape[1]:
+        raise ValueError(f"expected more than 1 value per channel, got {tuple(g.shape)}")
     _check_types(g, candidates)
     calls = b"".join(_packed(g, candidate) for candidate in candidates)
     memory = ctypes.create_string_buffer(calls, len(calls))
@@ -89,7 +91,7 @@ def _check_types(g: Tensor, candidates: Sequence[Candidate]) -> None:
     for candidate in candidates:
         for tensors in ((candidate.x,), candidate.parameters, candidate.running):
             for tensor in tensors:
-                # The numbers of batches are integers.
+                # The numbers of batches are integers, see `running_statistics`.
                 if tensor.dtype is not g.dtype and tensor.dtype is not torch.int64:
                     raise TypeError(ONE_TYPE)
                 if not tensor.is_cpu:

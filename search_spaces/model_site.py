@@ -19,7 +19,7 @@ from nni_petridish.model_genotype import VECTOR_OPS
 from nni_petridish.named_modules import NamedModules
 from nni_petridish.weak_learner import Site, WeakLearner
 from search_spaces.model_trace import FeatureShape, halvings
-from search_spaces.ops import ConcatProject, FactorizedReduce, Project, make_op
+from search_spaces.ops import ConcatProject, FactorizedReduce, make_op, project
 from search_spaces.vector_ops import ConcatProjectVector, make_vector_op, project_vector
 
 
@@ -107,7 +107,7 @@ class ModelSite(Site):
             return nn.Sequential(*early, FactorizedReduce(raw.channels, width))
         if raw.channels == width:
             return None
-        return Project(raw.channels, width) if raw.size else project_vector(raw.channels, width)
+        return project(raw.channels, width) if raw.size else project_vector(raw.channels, width)
 
     def make_op(self, source: str, op: str) -> nn.Module:
         """Make a candidate; sources have x_k's shape once they are adapted."""

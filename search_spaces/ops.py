@@ -21,6 +21,7 @@ from nni_petridish.hidden_candidates import HiddenCandidate
 from nni_petridish.hidden_sum import EndsInNorm, SharedInput
 from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.late_gradient import BeforeNorm
+from nni_petridish.moments import has_hooks
 from nni_petridish.normalize import normalize
 from search_spaces.depthwise import DepthwiseConv2d
 from search_spaces.pooling import AvgPool3x3, MaxPool3x3, hidden_pool
@@ -204,19 +205,22 @@ class FactorizedReduce(nn.Module, EndsInNorm):
         return BeforeNorm(torch.cat([self.even(even), self.odd(odd)], dim=1))
 
 
-class Project(nn.Sequential):
-    """ReLU, 1x1 conv, batch norm: brings an input to the width of a cell."""
-
-    def __init__(self, c_in: int, c_out: int) -> None:
-        conv = nn.Conv2d(c_in, c_out, 1, bias=False)
-        super().__init__(nn.ReLU(), conv, nn.BatchNorm2d(c_out))
+class Projection(nn.Sequential):
+    """ReLU, 1x1 conv, batch norm; see `project`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x at the other width."""
-        _, conv, norm = cast(Any, self)
-        if can_project(x, [conv]):
-            return normalize(projection(x, [conv]), norm)
+        relu, *rest = cast(Any, self)
+        if type(relu) is nn.ReLU and not has_hooks(relu) and len(rest) == 2:
+            conv, norm = rest
+            if can_project(x, [conv]):
+                return normalize(projection(x, [conv]), norm)
         return super().forward(x)
+
+
+def project(c_in: int, c_out: int) -> Projection:
+    """ReLU, 1x1 conv, batch norm: brings an input to the width of a cell."""
+    return Projection(nn.ReLU(), nn.Conv2d(c_in, c_out, 1, bias=False), nn.BatchNorm2d(c_out))
 
 
 def _identity(channels: int, stride: int, affine: bool) -> nn.Module:

@@ -56,7 +56,7 @@ def hidden_pool(
     x: Tensor, pool: MaxPool3x3 | AvgPool3x3 | None, norm: nn.BatchNorm2d
 ) -> HiddenCandidate | None:
     """Return a pooling, or the identity, and a norm as a candidate for the backward pass."""
-    running = running_statistics([norm], x.shape[1])
+    running = running_statistics([norm], x)
     if running is None or (pool is not None and has_hooks(pool)):
         return None
     kind, stride = ("none", 1) if pool is None else (pool.kind, pool.stride)

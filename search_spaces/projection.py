@@ -28,10 +28,14 @@ def can_project(x: Tensor, convs: Sequence[nn.Conv2d]) -> bool:
 
 
 def _are_plain(convs: Sequence[nn.Conv2d], x: Tensor) -> bool:
+    widths = [conv.weight.shape[0] for conv in convs]
+    if len(widths) == 2 and widths[0] != sum(widths) // 2:
+        return False
     return all(
         type(conv) is nn.Conv2d
         and conv.training
         and conv.bias is None
+        and (conv.stride, conv.padding) == ((1, 1), (0, 0))
         and conv.weight.shape[1:] == (x.shape[1], 1, 1)
         and conv.weight.dtype == x.dtype
         and not has_hooks(conv)
@@ -44,11 +48,9 @@ def hidden_reduction(
 ) -> HiddenCandidate | None:
     """Return two convs and a norm as a candidate for the backward pass, if it can be."""
     weights = [conv.weight for conv in convs]
-    channels, half = x.shape[1], x.shape[1] // 2
-    widths = [weight.shape[0] for weight in weights]
-    if widths != [half, channels - half] or not _are_plain(convs, x):
+    if sum(weight.shape[0] for weight in weights) != x.shape[1] or not _are_plain(convs, x):
         return None
-    running = running_statistics([norm], x.shape[1])
+    running = running_statistics([norm], x)
     if running is None:
         return None
     return HiddenCandidate(x, Kernel([Geometry(1, 2, 1)], "reduce"), weights, running)

@@ -55,11 +55,13 @@ def hidden_convs(
     x: Tensor, units: Sequence[UnitModules], last: nn.BatchNorm2d
 ) -> HiddenCandidate | None:
     """Return one or two units and a norm as a candidate for the backward pass, if it can be."""
-    parameters = _parameters(units, x) if len(units) <= 2 else None
+    if len(units) > 2 or any(unit.depthwise.geometry.stride > 1 for unit in units[1:]):
+        return None
+    parameters = _parameters(units, x)
     if parameters is None:
         return None
     norms = [*(norm for norm, *_ in units if norm is not None), last]
-    running = running_statistics(norms, x.shape[1])
+    running = running_statistics(norms, x)
     if running is None:
         return None
     kernel = Kernel([unit.depthwise.geometry for unit in units])
@@ -87,6 +89,7 @@ def _parameters(units: Sequence[UnitModules], x: Tensor) -> list[Tensor] | None:
             and weights[0].shape == (channels, 1, geometry.kernel, geometry.kernel)
             and type(pointwise) is nn.Conv2d
             and pointwise.bias is None
+            and (pointwise.stride, pointwise.padding) == ((1, 1), (0, 0))
             and weights[1].shape == (channels, channels, 1, 1)
             and weights[0].dtype is weights[1].dtype is dtype
             and not (has_hooks(depthwise) or has_hooks(pointwise))

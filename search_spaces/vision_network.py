@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nni_petridish.errors import ConfigError
 from nni_petridish.genotype import VISION_SOURCES, Shortcut, VisionGenotype
 from nni_petridish.weak_learner import Site
-from search_spaces.ops import ConcatProject, DropPath, FactorizedReduce, Project, make_op
+from search_spaces.ops import ConcatProject, DropPath, FactorizedReduce, make_op, project
 from search_spaces.vision import TRANSITION, Shape, VisionSpace
 
 
@@ -58,7 +58,7 @@ class Cell(Site):
         raw = self.raw[source]
         if raw.level < self.level:
             return FactorizedReduce(raw.channels, self.out.channels)
-        return None if raw.channels == self.out.channels else Project(*self._widths(source))
+        return None if raw.channels == self.out.channels else project(*self._widths(source))
 
     def make_op(self, source: str, op: str) -> nn.Module:
         """Make a candidate; from the cell's inputs it is strided if the cell reduces."""

@@ -22,12 +22,12 @@ from torch.utils.checkpoint import checkpoint
 
 from nni_petridish import native
 from nni_petridish.genotype import VISION_OPS
-from nni_petridish.hidden_sum import SharedInput, Unnormalized, add_hidden_sum
+from nni_petridish.hidden_sum import SharedInput, Unnormalized, add_hidden_sum, hide
 from nni_petridish.kernels import plain_ops
 from nni_petridish.native_library import native_library
 from nni_petridish.normalize import normalize
 from nni_petridish.weak_learner import AlphaTable, JointWeakLearner
-from search_spaces.ops import FactorizedReduce, Project, SeparableConvs, make_op
+from search_spaces.ops import FactorizedReduce, SeparableConvs, make_op, project
 from search_spaces.projection import can_project
 from tests.test_kernels import assert_same_as_plain, forward_and_backward, images
 
@@ -86,7 +86,7 @@ def test_units_pass_gradcheck(name: str, stride: int) -> None:
 
 
 def _projection(parts: int, c_in: int, c_out: int) -> nn.Module:
-    return (Project if parts == 1 else FactorizedReduce)(c_in, c_out).double()
+    return (project if parts == 1 else FactorizedReduce)(c_in, c_out).double()
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -131,12 +131,47 @@ def test_projections_may_be_changed_and_called_in_other_ways(parts: int) -> None
     assert_same_as_plain(op, x, rtol=1e-7, atol=1e-9)
     prune.l1_unstructured(_convs(op)[-1], "weight", amount=0.5)
     assert not can_project(x, _convs(op))
+    for name, value in (("stride", (2, 2)), ("padding", (1, 1))):
+        op = _projection(parts, 4, 6)
+        for conv in _convs(op):
+            setattr(conv, name, value)
+        assert_same_as_plain(op, x, rtol=1e-7, atol=1e-9)
+    if parts == 2:
+        unequal = FactorizedReduce(4, 6)
+        unequal.even, unequal.odd = (nn.Conv2d(4, n, 1, bias=False) for n in (2, 4))
+        assert_same_as_plain(unequal.double(), x, rtol=1e-7, atol=1e-9)
     op = _projection(parts, 4, 6)
     with pytest.raises(RuntimeError, match="channels"):
         op(images(3, 5, 6, 7))
     with torch.inference_mode():
         cached = x.clone()
     op(cached).sum().backward()
+
+
+def test_other_modules_in_a_projection_are_called() -> None:
+    torch.manual_seed(0)
+    x = images(2, 4, 5, 5)
+    op = project(4, 6).double()
+    op[0] = nn.SiLU()
+    assert_same_as_plain(op, x, rtol=1e-7, atol=1e-9)
+    op = project(4, 6).double()
+    op.append(nn.SiLU())
+    assert_same_as_plain(op, x, rtol=1e-7, atol=1e-9)
+    assert torch.equal(op[:1](x), x.relu())
+
+
+def test_a_graph_of_the_gradients_may_be_asked_for() -> None:
+    torch.manual_seed(0)
+    x = images(2, 4, 6, 6).requires_grad_()
+    for op in (_projection(1, 4, 5), _projection(2, 4, 5), make_op("sep_conv_3x3", 4, 1, True)):
+        op.double()
+
+        def gradient(op: nn.Module = op) -> Tensor:
+            return torch.autograd.grad(op(x).sin().sum(), x, create_graph=True)[0]
+
+        found = gradient()
+        with plain_ops():
+            torch.testing.assert_close(found, gradient(), rtol=1e-7, atol=1e-9)
 
 
 def _convs(op: nn.Module) -> list[nn.Conv2d]:
@@ -396,6 +431,32 @@ def test_candidates_learn_the_same_however_they_are_called(passes: str) -> None:
         expected = gradients(twin)
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-7, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize("which", ["last norm", "op"])
+def test_hooks_on_candidates_fire(which: str) -> None:
+    learner, z = weak_learner()
+    module = learner.ops[4] if which == "op" else learner.ops[4][1]
+    calls: list[int] = []
+    module.register_forward_hook(lambda module, x, y: calls.append(1))
+    learner(z.clone().requires_grad_(), {"z": z}).sum().backward()
+    assert calls == [1]
+
+
+def test_candidates_that_the_kernels_do_not_know_are_left_to_torch() -> None:
+    torch.manual_seed(0)
+    shared = SharedInput(images(3, 4, 6, 6))
+    assert hide(SeparableConvs(4, 3, (2, 1), 1, False).double(), shared) is not None
+    assert hide(SeparableConvs(4, 3, (1, 2), 1, False).double(), shared) is None
+    for buffer, dtype in (("num_batches_tracked", torch.int32), ("running_var", torch.float32)):
+        op = make_op("max_pool_3x3", 4).double()
+        setattr(op[1], buffer, getattr(op[1], buffer).to(dtype))
+        assert hide(op, shared) is None
+    op, one = make_op("sep_conv_3x3", 4, 2).double(), images(1, 4, 2, 2)
+    candidate = hide(op, SharedInput(one))
+    alpha = torch.ones(1, dtype=one.dtype, requires_grad=True)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        add_hidden_sum(images(1, 4, 1, 1), alpha, [candidate]).sum().backward()
 
 
 def test_a_broken_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

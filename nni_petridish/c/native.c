@@ -8,13 +8,13 @@ is in the cache. What needs memory returns whether there was some. */
 #include "projection.h"
 #include "unit.h"
 
-/* The weights of a unit, depthwise and pointwise, or of the two parts of a reduction; and where their
-gradients go. */
+/* The two weights of a unit, depthwise and pointwise, or those of the parts of a reduction; and where
+their gradients go. */
 typedef struct {
     conv c;
-    const REAL *depthwise, *pointwise;
-    REAL *ddepthwise, *dpointwise;
-} weights;
+    const REAL *weights[2];
+    REAL *gradients[2];
+} parameters;
 
 /* A norm's parameters, which the last one of a candidate lacks; and its running statistics, if they
 are to see the batch. */
@@ -32,8 +32,8 @@ typedef struct {
     const REAL *x;
     REAL *dx; /* if it is wanted */
     long adds; /* whether it is added to what is there */
-    long length, kind; /* the number of units; else, which pooling */
-    weights units[2];
+    long length, kind; /* the number of units; else, which pooling, or REDUCTION */
+    parameters units[2]; /* the second has stride 1 */
     norm_parameters norms[2];
     double alpha, dalpha;
 } candidate;
@@ -92,11 +92,11 @@ static chain make_chain(candidate *of, vec *kept, settings s) {
     REAL *y = (REAL *)(kept + of->length * kept_size), *v = y + of->length * count * n;
     made.vectors = v;
     for (long i = 0; i < of->length; i++) {
-        const weights *w = of->units + i;
+        const parameters *p = of->units + i;
         REAL *mean = v + (MOMENTS + 2 * i) * n;
         made.units[i] = (unit){
-            .c = w->c, .depthwise = w->depthwise, .pointwise = w->pointwise,
-            .ddepthwise = w->ddepthwise, .dpointwise = w->dpointwise, .y = y + i * count * n,
+            .c = p->c, .depthwise = p->weights[0], .pointwise = p->weights[1],
+            .ddepthwise = p->gradients[0], .dpointwise = p->gradients[1], .y = y + i * count * n,
             .mean = mean, .variance = mean + n, .totals = v + TOTALS * n,
             .products = v + PRODUCTS * n, .kept = kept + i * kept_size,
             .of = {v + OF_G * n, v + OF_X * n, v + CONSTANT * n}
@@ -193,10 +193,10 @@ enum { REDUCTION = MAXIMUM + 1 };
 
 /* The same of a reduction. */
 static int reduction_gradients(candidate *of, const REAL *g, settings s) {
-    const weights *w = of->units;
+    const parameters *w = of->units;
     projection p = {
         .parts = 2, .outputs = of->b.channels, .x = of->x,
-        .weights = {w->depthwise, w->pointwise}, .dweights = {w->ddepthwise, w->dpointwise},
+        .weights = {w->weights[0], w->weights[1]}, .dweights = {w->gradients[0], w->gradients[1]},
         .g = g, .dx = of->dx, .adds = of->adds
     };
     batch out = projected(&p, of->b);
@@ -224,8 +224,11 @@ INLINE int is_pooling(const candidate *c) { return !c->length && c->kind != REDU
 /* How many candidates, from the first, are poolings of the same input. */
 static long poolings(const candidate *first, const candidate *end) {
     const candidate *c = first;
-    long stride = first->units[0].c.stride;
-    while (c < end && is_pooling(c) && c->x == first->x && c->units[0].c.stride == stride) c++;
+    while (
+        c < end && is_pooling(c) && c->x == first->x && !memcmp(&c->b, &first->b, sizeof(batch))
+        && c->units[0].c.stride == first->units[0].c.stride
+    )
+        c++;
     return c - first;
 }
 

@@ -9,8 +9,8 @@ enum { NONE, MEAN, MAXIMUM };
 typedef struct {
     long kind, stride;
     const REAL *x;
-    REAL *y, *mean, *variance; /* y may be missing */
-    const REAL *g; /* likewise; then also */
+    REAL *mean, *variance;
+    const REAL *g; /* may be missing; then also */
     REAL *totals, *products;
     REAL *dx; /* where the gradient of x goes, if it is wanted */
     long adds; /* whether it is added to what is there */
@@ -115,7 +115,7 @@ static void pool_image(pool_workplace at, const pool *pools, long count, long im
                 if (pools[p].kind == NONE)
                     load_row(at.row + k, n, x + i * width * b.channels, width, b, k);
                 else pooled_row(at.row + k, n, columns_of(at.from, k, b), pools + p, i, b);
-            observe_row(at.sums + p * n, pools[p].y, at.row, pools[p].g, first, width, b, i == 0);
+            observe_row(at.sums + p * n, NULL, at.row, pools[p].g, first, width, b, i == 0);
         }
     }
 }
