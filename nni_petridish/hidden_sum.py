@@ -42,7 +42,7 @@ from nni_petridish.moments import (
     update_running_statistics,
     widened,
 )
-from nni_petridish.native import native_applies
+from nni_petridish.native import native_applies, native_trains
 
 
 class SharedInput:
@@ -54,9 +54,7 @@ class SharedInput:
     @functools.cached_property
     def is_native(self) -> bool:
         """Whether the kernels in C can take it, in a backward pass too."""
-        # An inference tensor cannot be saved for one.
-        inference = self.value.is_inference() and not torch.is_inference_mode_enabled()
-        return not inference and native_applies(self.value)
+        return native_trains(self.value)
 
     @functools.cached_property
     def rectified(self) -> Tensor:

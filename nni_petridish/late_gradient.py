@@ -21,11 +21,11 @@ class LateGradient:
     """What a norm leaves to be done to its gradient."""
 
     def __init__(self) -> None:
-        self._left: tuple[tuple[int, int], Combination] | None = None
+        self._left: tuple[Tensor, int, Combination] | None = None
 
     def leave(self, g: Tensor, combination: Combination) -> None:
         """Say that the gradient is this combination of g, which is handed back, and y."""
-        self._left = _value(g), combination
+        self._left = g, g._version, combination
 
     def nothing(self) -> None:
         """Say that what is handed back is the gradient."""
@@ -36,14 +36,12 @@ class LateGradient:
         left, self._left = self._left, None
         if left is None:
             return Combination(torch.ones(g.shape[1], dtype=g.dtype), None, None)
-        if _value(g) != left[0]:  # autograd added another to it: what was left is for one of them
+        same, version, combination = left
+        # Not the tensor itself: with create_graph another stands for it.
+        if g.data_ptr() != same.data_ptr() or g._version != version:
+            # Autograd added another gradient to it: what was left is for one of them.
             raise RuntimeError("a value that leaves its gradient to a conv has one batch norm only")
-        return left[1]
-
-
-def _value(g: Tensor) -> tuple[int, int]:
-    """Return what tells a value from others: where it lies, and how often that was written to."""
-    return g.data_ptr(), g._version  # a tensor that stands for it, with create_graph, has both
+        return combination
 
 
 class BeforeNorm(NamedTuple):

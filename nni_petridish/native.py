@@ -85,6 +85,12 @@ def native_applies(x: Tensor) -> bool:
     )
 
 
+def native_trains(x: Tensor) -> bool:
+    """Return whether these kernels can take x, and keep it for a backward pass."""
+    inference = x.is_inference() and not torch.is_inference_mode_enabled()
+    return not inference and native_applies(x)
+
+
 class Combination(NamedTuple):
     """of_g·g + of_x·x + constant, each a vector over channels; without of_x, of_g·g."""
 

@@ -205,7 +205,7 @@ class FactorizedReduce(nn.Module, EndsInNorm):
         return BeforeNorm(torch.cat([self.even(even), self.odd(odd)], dim=1))
 
 
-class Projection(nn.Sequential):
+class ReluConvNorm(nn.Sequential):
     """ReLU, 1x1 conv, batch norm; see `project`."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -218,9 +218,9 @@ class Projection(nn.Sequential):
         return super().forward(x)
 
 
-def project(c_in: int, c_out: int) -> Projection:
+def project(c_in: int, c_out: int) -> ReluConvNorm:
     """ReLU, 1x1 conv, batch norm: brings an input to the width of a cell."""
-    return Projection(nn.ReLU(), nn.Conv2d(c_in, c_out, 1, bias=False), nn.BatchNorm2d(c_out))
+    return ReluConvNorm(nn.ReLU(), nn.Conv2d(c_in, c_out, 1, bias=False), nn.BatchNorm2d(c_out))
 
 
 def _identity(channels: int, stride: int, affine: bool) -> nn.Module:

@@ -16,31 +16,32 @@ from torch.autograd.function import once_differentiable
 from nni_petridish.hidden_candidates import HiddenCandidate, running_statistics
 from nni_petridish.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.moments import has_hooks
-from nni_petridish.native import Geometry, Projection, native_applies
+from nni_petridish.native import Geometry, Projection, native_trains
 from nni_petridish.native_candidates import Kernel
 
 
 def can_project(x: Tensor, convs: Sequence[nn.Conv2d]) -> bool:
     """Return whether `projection` can take these modules, and x."""
-    if x.is_inference() and not torch.is_inference_mode_enabled():
-        return False  # it cannot be saved for a backward pass
-    return native_applies(x) and _are_plain(convs, x)
+    return native_trains(x) and _are_known(convs, x)
 
 
-def _are_plain(convs: Sequence[nn.Conv2d], x: Tensor) -> bool:
-    widths = [conv.weight.shape[0] for conv in convs]
-    if len(widths) == 2 and widths[0] != sum(widths) // 2:
-        return False
-    return all(
+def is_pointwise(conv: nn.Conv2d, x: Tensor) -> bool:
+    """Return whether it is a 1x1 conv of x, and nothing more than that."""
+    return (
         type(conv) is nn.Conv2d
-        and conv.training
         and conv.bias is None
         and (conv.stride, conv.padding) == ((1, 1), (0, 0))
         and conv.weight.shape[1:] == (x.shape[1], 1, 1)
-        and conv.weight.dtype == x.dtype
+        and conv.weight.dtype is x.dtype
         and not has_hooks(conv)
-        for conv in convs
     )
+
+
+def _are_known(convs: Sequence[nn.Conv2d], x: Tensor) -> bool:
+    widths = [conv.weight.shape[0] for conv in convs]
+    if len(widths) == 2 and widths[0] != sum(widths) // 2:
+        return False
+    return all(conv.training and is_pointwise(conv, x) for conv in convs)
 
 
 def hidden_reduction(
@@ -48,7 +49,7 @@ def hidden_reduction(
 ) -> HiddenCandidate | None:
     """Return two convs and a norm as a candidate for the backward pass, if it can be."""
     weights = [conv.weight for conv in convs]
-    if sum(weight.shape[0] for weight in weights) != x.shape[1] or not _are_plain(convs, x):
+    if sum(weight.shape[0] for weight in weights) != x.shape[1] or not _are_known(convs, x):
         return None
     running = running_statistics([norm], x)
     if running is None:

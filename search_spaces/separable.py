@@ -28,9 +28,10 @@ from nni_petridish.moments import (
     norm_as_affine,
     update_running_statistics,
 )
-from nni_petridish.native import Combination, Unit, native_applies
+from nni_petridish.native import Combination, Unit, native_trains
 from nni_petridish.native_candidates import Kernel
 from search_spaces.depthwise import DepthwiseConv2d
+from search_spaces.projection import is_pointwise
 
 
 class UnitModules(NamedTuple):
@@ -46,9 +47,7 @@ def can_fuse(units: Sequence[UnitModules], x: Tensor) -> bool:
     stride = units[0].depthwise.geometry.stride
     if x.ndim != 4 or (x.shape[0] == 1 and max(x.shape[2:]) <= stride):
         return False  # one value per channel: the plain norm refuses that
-    if x.is_inference() and not torch.is_inference_mode_enabled():
-        return False  # it cannot be saved for a backward pass
-    return native_applies(x) and _parameters(units, x) is not None
+    return native_trains(x) and _parameters(units, x) is not None
 
 
 def hidden_convs(
@@ -87,12 +86,10 @@ def _parameters(units: Sequence[UnitModules], x: Tensor) -> list[Tensor] | None:
             depthwise.training
             and geometry.is_native
             and weights[0].shape == (channels, 1, geometry.kernel, geometry.kernel)
-            and type(pointwise) is nn.Conv2d
-            and pointwise.bias is None
-            and (pointwise.stride, pointwise.padding) == ((1, 1), (0, 0))
-            and weights[1].shape == (channels, channels, 1, 1)
-            and weights[0].dtype is weights[1].dtype is dtype
-            and not (has_hooks(depthwise) or has_hooks(pointwise))
+            and weights[0].dtype is dtype
+            and not has_hooks(depthwise)
+            and weights[1].shape[0] == channels
+            and is_pointwise(pointwise, x)
         ):
             return None
         found += weights

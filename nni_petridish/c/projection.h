@@ -159,21 +159,20 @@ int projection_backward(const projection *of, batch b) {
     long count = pixels(out), sums_size = p.s.outputs * p.s.in_blocks * LANES; /* of a group */
     long weights_size = p.s.outputs * p.s.in_blocks, row_size = out.width * p.in_blocks;
     long own = p.groups * weights_size + count * (p.in_blocks + p.out_blocks) + row_size;
-    size_t first_bytes = whole_blocks(p.groups * sums_size * sizeof(double));
     double **found = zeros(b.threads * sizeof *found);
     if (!found) return 0;
     int enough = 1;
 #pragma omp parallel num_threads(b.threads)
     {
-        char *memory = own_room(first_bytes + own * sizeof(vec));
-        double *sums = found[omp_get_thread_num()] = (double *)memory;
-        vec *rows = (vec *)(memory + first_bytes), *inputs = rows + p.groups * weights_size;
-        vec *dy = inputs + count * p.in_blocks, *du = dy + count * p.out_blocks;
-        if (memory) memset(sums, 0, first_bytes), load_weights(rows, of, p, b, 1);
+        vec *rows = own_sums(found, p.groups * sums_size, own);
+        double *sums = found[omp_get_thread_num()];
+        vec *inputs = rows + p.groups * weights_size, *dy = inputs + count * p.in_blocks;
+        vec *du = dy + count * p.out_blocks;
+        if (rows) load_weights(rows, of, p, b, 1);
         else missing(&enough);
 #pragma omp for schedule(static)
         for (long image = 0; image < b.images; image++) {
-            if (!memory) continue;
+            if (!rows) continue;
             long x_at = image * pixels(b) * b.channels, y_at = image * count * of->outputs;
             for (long i = 0; i < out.height; i++)
                 rectify_parts(inputs + i * row_size, of, of->x + x_at, i, b);

@@ -88,6 +88,17 @@ static void finish_batch(
     }
 }
 
+/* The sums of the calling thread, all zero, are put down as what it has found. They lie before the
+memory that is returned. */
+static vec *own_sums(double **found, long count, long vecs) {
+    size_t bytes = whole_blocks(count * sizeof(double));
+    char *memory = own_room(bytes + vecs * sizeof(vec));
+    found[omp_get_thread_num()] = (double *)memory;
+    if (!memory) return NULL;
+    memset(memory, 0, bytes);
+    return (vec *)(memory + bytes);
+}
+
 /* What all threads have found, in their order; one that had no memory has found nothing. */
 INLINE double total_of(double *const *found, long at, long threads) {
     double total = 0;

@@ -309,20 +309,18 @@ int unit_backward(const unit *of, batch b) {
     long frames_size = n * frame_in(0, b, c).size, u_size = outputs(b, c) * n;
     long sums_size = n * LANES * (stride + b.channels), weights_size = n * (2 * size + b.channels);
     long own = weights_size + 2 * frames_size + 2 * u_size + b.width * n;
-    size_t first_bytes = whole_blocks(sums_size * sizeof(double));
     double **found = zeros(b.threads * sizeof *found);
     if (!found) return 0;
     int enough = 1;
 #pragma omp parallel num_threads(b.threads)
     {
-        char *memory = own_room(first_bytes + own * sizeof(vec));
-        double *sums = found[omp_get_thread_num()] = (double *)memory;
-        vec *taps = (vec *)(memory + first_bytes), *flipped = taps + n * size;
+        vec *taps = own_sums(found, sums_size, own), *flipped = taps + n * size;
+        double *sums = found[omp_get_thread_num()];
         workplace at = {.frames = taps + weights_size};
         at.gradients = at.frames + frames_size, at.u = at.gradients + frames_size;
         at.dy = at.u + u_size, at.row = at.dy + u_size;
-        if (memory) {
-            memset(memory, 0, first_bytes + weights_size * sizeof(vec));
+        if (taps) {
+            memset(taps, 0, weights_size * sizeof(vec));
             clear_padding(at.frames, b, c);
             if (c.stride == 1) clear_padding(at.gradients, b, c);
             else memset(at.gradients, 0, frames_size * sizeof(vec)); /* most of it stays so */
@@ -333,7 +331,7 @@ int unit_backward(const unit *of, batch b) {
         } else missing(&enough);
 #pragma omp for schedule(static)
         for (long image = 0; image < b.images; image++)
-            if (memory) image_backward(sums, at, taps, of, image, b);
+            if (taps) image_backward(sums, at, taps, of, image, b);
 #pragma omp for schedule(static)
         for (long channel = 0; channel < b.channels; channel++) {
             long start = channel / LANES * stride * LANES + channel % LANES;
