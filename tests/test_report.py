@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -7,6 +9,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +60,16 @@ class Page(HTMLParser):
 def report(gallery: Gallery) -> str:
     _, search = open_search(gallery.folder)
     return write_report(search, gallery.folder).read_text(encoding="utf-8")
+
+
+def rewrite(gallery: Gallery, id: str, name: str, change: Callable[[Any], Any]) -> None:
+    """Change a document of a model, and its checksum with it."""
+    folder = gallery.folder / "models" / id
+    data = json.dumps(change(json.loads((folder / f"{name}.json").read_text()))).encode()
+    (folder / f"{name}.json").write_bytes(data)
+    sums = json.loads((folder / "checksums.json").read_text())
+    sums[f"{name}.json"] = hashlib.sha256(data).hexdigest()
+    (folder / "checksums.json").write_text(json.dumps(sums))
 
 
 @pytest.mark.parametrize("make", [vision_gallery, recurrent_gallery])
@@ -114,6 +127,13 @@ def test_nothing_is_drawn_outside_its_picture(tmp_path: Path) -> None:
             for circle in root.iter("{http://www.w3.org/2000/svg}circle"):
                 assert 0 < float(circle.attrib["cx"]) < width, file.name
                 assert 0 < float(circle.attrib["cy"]) < height, file.name
+
+
+def test_a_label_with_slashes_names_a_file_in_the_pictures(tmp_path: Path) -> None:
+    gallery = vision_gallery(tmp_path)
+    rewrite(gallery, "g00001", "alphas", lambda alphas: alphas | {"tables": {"../a/b": []}})
+    report(gallery)
+    assert (gallery.folder / "pictures" / "g00001-alphas-..%2Fa%2Fb.svg").is_file()
 
 
 def test_a_macro_model_has_a_drawing_for_each_cell() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from nni_petridish.atomic import write_file
 from nni_petridish.errors import GalleryError, PetridishError
@@ -43,6 +44,8 @@ def write_report(search: Search, folder: Path) -> Path:
     try:
         (folder / PICTURES).mkdir(exist_ok=True)
         for name, drawn in pictures.items():
+            # A label of NNI's may contain slashes.
+            name = quote(name, safe="")
             path = folder / (name if name == PICTURE_FILE else f"{PICTURES}/{name}")
             write_file(path, svg.standalone(drawn).encode())
         write_file(folder / REPORT_FILE, page.encode())
