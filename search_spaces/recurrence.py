@@ -177,7 +177,7 @@ class _Recurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         run: Run = ctx.run
-        assert ctx.saved_tensors  # raises if one was changed
+        _ = ctx.saved_tensors  # reading them raises an error if one was changed in place
         back = _Backward(run)
         total, grad_first = back.through_time(grad)
         _, wants_sum, _, _, wants_0, wants_average, *wanted = ctx.needs_input_grad

@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -157,13 +159,23 @@ def test_gradients_survive_gradcheck_and_a_second_backward() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_a_weight_changed_before_the_backward_pass_is_noticed() -> None:
+def backward_after_a_weight_changed() -> None:
     net = small_net()
     loss = loss_of(net)
     with torch.no_grad():
         net.cell.first.weight.add_(1)
+    loss.backward()
+
+
+def test_a_weight_changed_before_the_backward_pass_is_noticed() -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+        backward_after_a_weight_changed()
+
+
+def test_a_changed_weight_is_noticed_by_optimized_python_too() -> None:
+    program = f"import {__name__} as tests; tests.backward_after_a_weight_changed()"
+    found = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True)
+    assert "modified by an inplace operation" in found.stderr
 
 
 @pytest.mark.parametrize("weak_learning", ["isolated", "joint"])
