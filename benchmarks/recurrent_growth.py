@@ -39,7 +39,7 @@ from torch import Tensor, nn  # noqa: E402
 from nni_petridish import attach_candidates, finalize_candidates  # noqa: E402
 from nni_petridish.grow import alpha_tables  # noqa: E402
 from nni_petridish.language_recipe import LanguageRecipe  # noqa: E402
-from nni_petridish.memory import keep_freed_memory  # noqa: E402
+from nni_petridish.process import keep_freed_memory  # noqa: E402
 from nni_petridish.recurrent_task import RecurrentTask  # noqa: E402
 from nni_petridish.text import load_text  # noqa: E402
 from search_spaces import RecurrentSpace  # noqa: E402

@@ -37,7 +37,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from nni_petridish import attach_candidates, finalize_candidates, sites  # noqa: E402
 from nni_petridish.kernels import plain_ops  # noqa: E402
-from nni_petridish.memory import keep_freed_memory  # noqa: E402
+from nni_petridish.process import keep_freed_memory  # noqa: E402
 from search_spaces import VisionSpace  # noqa: E402
 from search_spaces.vision_network import VisionNetwork  # noqa: E402
 

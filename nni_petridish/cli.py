@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nni_petridish.errors import PetridishError
-from nni_petridish.memory import keep_freed_memory
-from nni_petridish.threads import set_threads
+from nni_petridish.process import (
+    StopOnInterrupt,
+    interrupt_on_term,
+    keep_freed_memory,
+    set_threads,
+)
 
 if TYPE_CHECKING:
     from nni_petridish.config import SearchConfig
@@ -101,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
         # NNI would wait for ever for the first trial of a search that has none left.
         return _finish(before, config.gallery)
     port = options.port or free_port()
-    _interrupt_on_term()
+    interrupt_on_term()
     print(f"Starting NNI with {config.concurrency} workers; Ctrl-C stops and keeps what is found.")
 
     def started(experiment: Experiment) -> None:
@@ -123,7 +127,7 @@ def _search(options: argparse.Namespace) -> int:
     from nni_petridish.growth import Watcher
     from nni_petridish.runner import run_search
 
-    stopping = _StopOnInterrupt()
+    stopping = StopOnInterrupt()
     with _Progress(config) as progress:
         watcher = Watcher(stop=stopping.asked, progress=True)
         search = run_search(config, resume=True, watcher=watcher, on_change=progress.show)
@@ -174,36 +178,6 @@ def _finish(search: Search, gallery: Path) -> int:
         return 1
     print(f"Report:  {write_report(search, gallery)}")
     return 0
-
-
-def _interrupt_on_term() -> None:
-    """Let SIGTERM do what Ctrl-C does, so that no process of NNI is left behind."""
-    import signal
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-
-
-class _StopOnInterrupt:
-    """Ctrl-C ends the search after the running step; a second one at once."""
-
-    def __init__(self) -> None:
-        import signal
-
-        self._asked = False
-        signal.signal(signal.SIGINT, self._on_signal)
-        signal.signal(signal.SIGTERM, self._on_signal)
-
-    def asked(self) -> bool:
-        return self._asked
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-        print("\nStopping after this step...", file=sys.stderr)
 
 
 class _Progress:

@@ -21,7 +21,7 @@ from nni_petridish.cache import cache_folder, make_cache_folder
 from nni_petridish.config import SearchConfig
 from nni_petridish.kinds import kind_of
 from nni_petridish.plan import Plan
-from nni_petridish.threads import cores
+from nni_petridish.process import cores
 
 _KEPT = 100
 """How many measurements are remembered."""

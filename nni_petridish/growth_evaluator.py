@@ -18,9 +18,9 @@ from nni_petridish.model_files import DamagedModelError
 from nni_petridish.nni_reports import Reporter
 from nni_petridish.nni_space import Space
 from nni_petridish.plan import Plan
+from nni_petridish.process import set_threads
 from nni_petridish.records import Growth, Outcome, fail_event
 from nni_petridish.task import Record, Task
-from nni_petridish.threads import set_threads
 from nni_petridish.warm_start import warm_task
 
 _PICKLE_SIZE = 64 * 1024  # NNI's own limit for what it sends to trials

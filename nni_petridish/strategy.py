@@ -35,6 +35,7 @@ from nni_petridish.nni_engine import (
 )
 from nni_petridish.nni_space import growable_space, to_sample
 from nni_petridish.plan import Plan
+from nni_petridish.process import per_machine
 from nni_petridish.records import (
     Done,
     Growth,
@@ -44,7 +45,6 @@ from nni_petridish.records import (
     check_number,
 )
 from nni_petridish.search import Chooser, Search
-from nni_petridish.threads import per_machine
 from nni_petridish.warm_start import find_start, identity_of, read_start
 
 # After ours, which know how to import NNI's NAS without its warnings.

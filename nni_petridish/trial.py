@@ -14,9 +14,8 @@ from types import FrameType
 from typing import Any
 
 from nni_petridish.errors import PetridishError
-from nni_petridish.memory import keep_freed_memory
+from nni_petridish.process import keep_freed_memory, set_threads
 from nni_petridish.records import Growth, Outcome
-from nni_petridish.threads import set_threads
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from nni_petridish import attach_candidates, finalize_candidates, native
 from nni_petridish.genotype import VISION_OPS
 from nni_petridish.hidden_sum import SharedInput, Unnormalized, add_hidden_sum, can_hide_norms, hide
 from nni_petridish.kernels import fast_kernels_apply, plain_ops
-from nni_petridish.memory import keep_freed_memory
 from nni_petridish.moments import channel_moments, pixel_rows, row_moments
+from nni_petridish.process import keep_freed_memory
 from search_spaces.depthwise import DepthwiseConv2d
 from search_spaces.ops import FactorizedReduce, make_op
 from search_spaces.pooling import AvgPool3x3, MaxPool3x3
@@ -256,7 +256,7 @@ def test_freed_memory_is_kept_where_the_allocator_can() -> None:
 
 def test_huge_pages_are_asked_for_where_the_heap_will_grow() -> None:
     code = (
-        "from nni_petridish.memory import keep_freed_memory\n"
+        "from nni_petridish.process import keep_freed_memory\n"
         "print(keep_freed_memory(), open('/proc/self/smaps').read())\n"
     )
     found = subprocess.run(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nni_petridish import threads
+from nni_petridish import process
 from nni_petridish.config import SearchConfig
+from nni_petridish.process import container_cores, per_machine
 from nni_petridish.records import Growth
-from nni_petridish.threads import container_cores, per_machine
 from tests.chaos import write_config
 
 ALL = len(os.sched_getaffinity(0))
@@ -37,9 +37,9 @@ def test_a_process_gets_its_share_of_the_cores(
 ) -> None:
     environment = {"PATH": os.environ["PATH"], **variables}
     monkeypatch.setattr(os, "environ", environment)
-    monkeypatch.setattr(threads, "cores", lambda: 8)
+    monkeypatch.setattr(process, "cores", lambda: 8)
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # as if it were not there yet
-    assert threads.set_threads(concurrency) == expected
+    assert process.set_threads(concurrency) == expected
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == str(expected)
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
     assert environment["GOMP_SPINCOUNT"] == "2000"
@@ -48,18 +48,18 @@ def test_a_process_gets_its_share_of_the_cores(
 def test_how_threads_wait_is_left_to_who_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "1"}
     monkeypatch.setattr(os, "environ", environment)
-    threads.set_threads(1)
+    process.set_threads(1)
     assert environment["OMP_WAIT_POLICY"] == "ACTIVE"
     assert "GOMP_SPINCOUNT" not in environment
 
 
 def test_a_torch_that_is_there_already_is_told_and_never_given_more_than_it_had() -> None:
     code = (
-        "import torch; from nni_petridish import threads\n"
+        "import torch; from nni_petridish import process\n"
         "for had, concurrency in ((4, 2), (4, 4), (3, 1)):\n"
         "    torch.set_num_threads(had)\n"
-        "    threads.cores = lambda: 8\n"
-        "    print(threads.set_threads(concurrency), torch.get_num_threads())\n"
+        "    process.cores = lambda: 8\n"
+        "    print(process.set_threads(concurrency), torch.get_num_threads())\n"
     )
     assert run(code, OMP_NUM_THREADS="64").split() == ["4", "4", "2", "2", "2", "2"]
 

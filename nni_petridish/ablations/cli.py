@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish.process import StopOnInterrupt, set_threads
+
 if TYPE_CHECKING:
     from nni_petridish.ablations.settings import Ablations, Run
 
@@ -28,7 +30,6 @@ def add_ablate_command(subparsers: Any) -> None:
 
 def _ablate(options: argparse.Namespace) -> int:
     from nni_petridish.ablations.settings import Ablations
-    from nni_petridish.threads import set_threads
 
     ablations = Ablations.from_yaml(options.config).change(
         only=None if options.only is None else options.only.split(","),
@@ -47,13 +48,12 @@ def _ablate(options: argparse.Namespace) -> int:
 def _run(ablations: Ablations, jobs: int) -> None:
     from nni_petridish.ablations.tables import describe_run
     from nni_petridish.ablations.work import ablate
-    from nni_petridish.cli import _StopOnInterrupt
 
     def tell(run: Run, result: dict[str, Any] | str) -> None:
         of = f"{_count_finished(ablations)}/{len(ablations.runs)}"
         print(f"{of}  {describe_run(run, result)}", flush=True)
 
-    ablate(ablations, jobs=jobs, stop=_StopOnInterrupt().asked, on_run=tell)
+    ablate(ablations, jobs=jobs, stop=StopOnInterrupt().asked, on_run=tell)
 
 
 def _finish(ablations: Ablations) -> int:

@@ -20,6 +20,7 @@ from nni_petridish.ablations.settings import RESULTS, Ablations, Run
 from nni_petridish.atomic import ExclusiveLock, to_json, write_file
 from nni_petridish.errors import GalleryError, SearchError, TrainingError
 from nni_petridish.gallery import Gallery
+from nni_petridish.process import StopOnInterrupt, set_threads
 from nni_petridish.processes import run_in_processes
 from nni_petridish.records import check_number
 from nni_petridish.within import check_limit, found_within
@@ -92,16 +93,13 @@ def work(ablations: Ablations, stop: Callable[[], bool], on_run: Told) -> None:
 
 def work_alone(ablations: Ablations, jobs: int) -> None:
     """Be one of several processes; SIGTERM and SIGINT end it after the running step."""
-    from nni_petridish.threads import set_threads
-
     set_threads(jobs)
     from nni_petridish.ablations.tables import describe_run
-    from nni_petridish.cli import _StopOnInterrupt
 
     def tell(run: Run, result: dict[str, Any] | str) -> None:
         print(describe_run(run, result), flush=True)
 
-    work(ablations, _StopOnInterrupt().asked, tell)
+    work(ablations, StopOnInterrupt().asked, tell)
 
 
 def _prepare(ablations: Ablations) -> None:

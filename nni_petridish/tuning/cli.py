@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish.process import StopOnInterrupt, set_threads
 from nni_petridish.tuning.section import PRUNERS, SAMPLERS
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ def add_tune_command(subparsers: Any) -> None:
 
 def _tune(options: argparse.Namespace) -> int:
     from nni_petridish.records import check_number
-    from nni_petridish.threads import set_threads
     from nni_petridish.tuning.settings import Tuning
 
     tuning = Tuning.from_yaml(options.config).change(
@@ -64,7 +64,6 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _run(tuning: Tuning, jobs: int) -> None:
-    from nni_petridish.cli import _StopOnInterrupt
     from nni_petridish.tuning.study import tune
     from nni_petridish.tuning.tables import describe_trial
 
@@ -74,7 +73,7 @@ def _run(tuning: Tuning, jobs: int) -> None:
     tune(
         tuning,
         jobs=jobs,
-        stop=_StopOnInterrupt().asked,
+        stop=StopOnInterrupt().asked,
         on_trial=lambda trial: print(describe_trial(trial, names), flush=True),
     )
 

@@ -14,9 +14,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from nni_petridish.chooser import quiet
 from nni_petridish.errors import SearchError
+from nni_petridish.process import StopOnInterrupt, set_threads
 from nni_petridish.processes import run_in_processes
 from nni_petridish.records import check_number
-from nni_petridish.threads import set_threads
 from nni_petridish.tuning.queue import BEATS, Pulse, Queue
 from nni_petridish.tuning.section import PLACE, Section
 from nni_petridish.tuning.settings import Tuning
@@ -167,13 +167,12 @@ def make_pruner(tuning: Tuning) -> optuna.pruners.BasePruner:
 def work_alone(tuning: Tuning, jobs: int) -> None:
     """Be one of several processes; ends by SIGTERM and SIGINT with its trial put back."""
     set_threads(jobs)
-    from nni_petridish.cli import _StopOnInterrupt
     from nni_petridish.tuning.tables import describe_trial
 
     space = list(tuning.section.space)
     work(
         tuning,
-        _StopOnInterrupt().asked,
+        StopOnInterrupt().asked,
         lambda trial: print(describe_trial(trial, space), flush=True),
         jobs,
     )
