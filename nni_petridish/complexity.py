@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.grow import candidate_parameters
+from nni_petridish.modes import evaluation_mode
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -55,15 +56,12 @@ def count_multiply_adds(
 
     counted = [m for m in net.modules() if isinstance(m, (*_CONVS, nn.Linear))]
     handles = [module.register_forward_hook(count) for module in counted]
-    training = net.training
     parameter = next(net.parameters())
     image = torch.zeros((1, *image_shape), device=parameter.device, dtype=dtype or parameter.dtype)
     try:
-        net.eval()
-        with torch.no_grad():
+        with evaluation_mode(net), torch.no_grad():
             net(image)
     finally:
-        net.train(training)
         for handle in handles:
             handle.remove()
     return total

@@ -25,6 +25,7 @@ from nni_petridish.checkpoint import fits, load_checkpoint, restore, save_checkp
 from nni_petridish.errors import ConfigError, TrainingError
 from nni_petridish.grow import candidate_parameters
 from nni_petridish.language_recipe import LanguageRecipe
+from nni_petridish.modes import evaluation_mode
 from nni_petridish.sgd import clip_gradients
 from nni_petridish.text import to_columns
 from nni_petridish.training import History, Interrupted, Record, resolve_device
@@ -154,7 +155,7 @@ def evaluate_language(
     test set) reads all of it in one go, slowly.
     """
     recipe = recipe or LanguageRecipe()
-    with _evaluation_mode(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         parts = [part.double() for part in language_losses(net, text, recipe)]
     loss = float(torch.stack(parts).sum())
     if not math.isfinite(loss):
@@ -373,14 +374,3 @@ def _scalars(net: nn.Module) -> set[int]:
 
 def _perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
-
-
-@contextmanager
-def _evaluation_mode(net: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

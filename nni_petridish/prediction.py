@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.grow import sites
-from nni_petridish.training import evaluation_mode
+from nni_petridish.modes import evaluation_mode
 from nni_petridish.weak_learner import JointWeakLearner
 
 

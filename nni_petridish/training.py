@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -31,6 +30,7 @@ from nni_petridish.checkpoint import fits, load_checkpoint, restore, save_checkp
 from nni_petridish.distributed import current_world
 from nni_petridish.errors import ConfigError, DataError, PetridishError, TrainingError
 from nni_petridish.language_recipe import LanguageRecipe
+from nni_petridish.modes import evaluation_mode
 from nni_petridish.recipe import Recipe
 from nni_petridish.sgd import clip_gradients, clip_groups, make_optimizer
 from nni_petridish.splits import Split, steps_per_epoch
@@ -349,15 +349,3 @@ def _laid_out(images: Tensor, recipe: Recipe) -> Tensor:
 def _autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
     enabled = recipe.amp and device.type == "cuda"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
-
-
-@contextmanager
-def evaluation_mode(net: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode for a while; every module's own mode is restored."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

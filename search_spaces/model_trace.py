@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.errors import GrowthError
+from nni_petridish.modes import evaluation_mode
 
 
 class FeatureShape(NamedTuple):
@@ -72,10 +73,8 @@ class Trace:
             module.register_forward_hook(self._recorder(layer))
             for module, layer in by_module.items()
         ]
-        modes = [(module, module.training) for module in net.modules()]
         try:
-            net.eval()
-            with torch.no_grad():
+            with evaluation_mode(net), torch.no_grad():
                 net(*example) if isinstance(example, tuple) else net(example)
         except Exception as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -85,8 +84,6 @@ class Trace:
         finally:
             for handle in handles:
                 handle.remove()
-            for module, mode in modes:
-                module.training = mode
 
     def _recorder(self, layer: Layer) -> Any:
         def record(module: nn.Module, args: Any, output: Any) -> None:

@@ -45,6 +45,17 @@ def test_counting_ignores_what_is_for_training_only_and_leaves_no_trace() -> Non
     assert sum(p.numel() for p in with_auxiliary.parameters()) > size[0]
 
 
+def test_counting_leaves_each_module_in_its_own_mode() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    net[1].eval()  # frozen, in a network that is trained
+    count_multiply_adds(net, (3, 5, 5))
+    assert [module.training for module in net.modules()] == [True, True, False]
+    net.eval()
+    net[1].train()
+    count_multiply_adds(net, (3, 5, 5))
+    assert [module.training for module in net.modules()] == [False, False, True]
+
+
 def test_the_papers_seed_has_0_4_million_parameters() -> None:
     space = VisionSpace((3, 32, 32), 10, cells_per_stage=6, filters=32)
     assert round(count_parameters(space.build(space.seed())) / 1e6, 1) == 0.4
