@@ -4,6 +4,8 @@ import csv
 import json
 import math
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,16 @@ def test_what_is_wrong_is_said_in_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_variants_are_checked_under_optimized_python(tmp_path: Path) -> None:
+    changes, message = BROKEN["bad value"]
+    code = "import sys; from nni_petridish.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["ablate", str(write(tmp_path, **changes)), "--show"]
+    command = [sys.executable, "-O", "-c", code, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert message in ended.stderr
 
 
 def test_unknown_tables_a_small_limit_and_another_search_are_refused(

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class Ablations:
     base: Path
     experiment: dict[str, Any]
     only: tuple[str, ...] | None = None
+    _names: dict[str, str] = field(init=False, repr=False, compare=False)
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> Ablations:
@@ -104,7 +105,7 @@ class Ablations:
         return cls(section, mapping("searchSpace", search_space), arguments, base, experiment)
 
     def __post_init__(self) -> None:
-        assert self._names  # every variant has been made, and so checked
+        object.__setattr__(self, "_names", self._name_searches())
         if (self.folder / "gallery.json").exists():
             raise ConfigError(
                 f"{PLACE}.folder must be a folder for ablations but {self.folder} is a gallery."
@@ -167,9 +168,8 @@ class Ablations:
                     found.setdefault(run.file, run)
         return list(found.values())
 
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        """Names of the distinct searches, by what identifies them."""
+    def _name_searches(self) -> dict[str, str]:
+        """Return names of the distinct searches by `_key`; makes, and so checks, every variant."""
         names: dict[str, str] = {}
         for table in self.section.tables.values():
             for variant, changes in table.variants.items():
