@@ -33,7 +33,7 @@ def loaded(code: str) -> list[str]:
     return done.stdout.split()
 
 
-HEAVY = ("torch", "nni", "pytorch_lightning", "sklearn", "optuna", "matplotlib")
+HEAVY = ("torch", "nni", "pytorch_lightning", "sklearn", "optuna", "matplotlib", "jinja2")
 
 
 def test_imports_are_as_light_as_promised() -> None:

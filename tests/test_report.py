@@ -40,7 +40,12 @@ class Page(HTMLParser):
         super().__init__()
         self.fetched: list[str] = []
         self.open: list[str] = []
+        self.title = ""
         self.feed(text)
+
+    def handle_data(self, data: str) -> None:
+        if self.open == ["html", "head", "title"]:
+            self.title += data
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.fetched += [f"{tag} {k}={v}" for k, v in attrs if k in ("src", "href", "xlink:href")]
@@ -134,6 +139,22 @@ def test_a_label_with_slashes_names_a_file_in_the_pictures(tmp_path: Path) -> No
     rewrite(gallery, "g00001", "alphas", lambda alphas: alphas | {"tables": {"../a/b": []}})
     report(gallery)
     assert (gallery.folder / "pictures" / "g00001-alphas-..%2Fa%2Fb.svg").is_file()
+
+
+def test_what_others_have_named_is_text_in_the_page(tmp_path: Path) -> None:
+    hostile = "<script>alert('&')</script>"
+    gallery = vision_gallery(tmp_path)
+    folder = gallery.folder.rename(gallery.folder.with_name('<i>&"'))
+    row = {"source": hostile, "op": hostile, "alpha": 1.0, "slope": 0.5}
+    tables = {"tables": {hostile: [row]}}
+    rewrite(Gallery(folder), "g00001", "alphas", lambda alphas: alphas | tables)
+    text = report(Gallery(folder))
+    page = Page(text)  # no tag is left open
+    assert page.open == page.fetched == []
+    assert page.title == 'Petridish: <i>&"'
+    # The label and the shortcut: in the paragraph, in the chart, and in what is read aloud.
+    assert text.count("&lt;script&gt;alert(&#") == 3 + 4
+    assert "<i>" not in text
 
 
 def test_a_macro_model_has_a_drawing_for_each_cell() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nni_petridish.report.page import PICTURE_FILE, PICTURES, REPORT_FILE, write_report
+from nni_petridish.report.page import REPORT_FILE, write_report
+from nni_petridish.report.pictures import PICTURE_FILE, PICTURES
 from nni_petridish.report.tables import hull_rows, hull_table, lineage_table
 
 __all__ = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from markupsafe import Markup
+
 from nni_petridish.choice_genotype import ChoiceGenotype
 from nni_petridish.genotype import VISION_SOURCES, Genotype, Learner, VisionGenotype, learner_name
 from nni_petridish.recurrent_genotype import RecurrentGenotype, node_name
@@ -17,7 +19,7 @@ Authors = Mapping[str, Sequence[str]]
 """For each α table the id of the growth that added each of its weak learners."""
 
 
-def draw_cells(genotype: Genotype, authors: Authors) -> dict[str, str]:
+def draw_cells(genotype: Genotype, authors: Authors) -> dict[str, Markup]:
     """Return a picture of every kind of cell."""
     if isinstance(genotype, VisionGenotype):
         return {
@@ -65,7 +67,7 @@ def _author(authors: Sequence[str], index: int) -> str:
     return f"growth {index + 1}{added_by}"
 
 
-def _vision_cell(key: str, learners: Sequence[Learner], authors: Sequence[str]) -> str:
+def _vision_cell(key: str, learners: Sequence[Learner], authors: Sequence[str]) -> Markup:
     drawing = _Drawing()
     left = 80.0  # of the first column of ops
     column = _columns(learners)
@@ -127,7 +129,7 @@ def _block(
     return y + _HEAD + _ROW * len(shortcuts) + _GAP
 
 
-def _recurrent_cell(genotype: RecurrentGenotype, authors: Sequence[str]) -> str:
+def _recurrent_cell(genotype: RecurrentGenotype, authors: Sequence[str]) -> Markup:
     drawing = _Drawing()
     depth = [0]
     for _, predecessor in genotype.nodes:

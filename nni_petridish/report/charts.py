@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
+
 from nni_petridish.records import ModelRecord
 from nni_petridish.report import svg
 from nni_petridish.search import Search
@@ -59,7 +61,7 @@ class _Frame:
         return parts
 
 
-def hull_chart(search: Search, error: str = "validation error") -> str:
+def hull_chart(search: Search, error: str = "validation error") -> Markup:
     """Draw all models by multiply-adds and error, who grew from whom, and the hull."""
     models = {record.id: record for record in search.models() if math.isfinite(record.error)}
     hull = search.hull()
@@ -107,7 +109,7 @@ def _tip(record: ModelRecord) -> str:
     return f"{record.id}: error {record.error:.4f}, {size}{parent}"
 
 
-def training_chart(history: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+def training_chart(history: Mapping[str, Sequence[Mapping[str, Any]]]) -> Markup | None:
     """Draw the losses over all phases of a growth; None if there is nothing to draw."""
     curves = {name: _curve(history, key) for name, key in _CURVES.items()}
     drawn = {name: points for name, points in curves.items() if points}

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from nni_petridish.report import svg
 
 _ROW = 19
 
 
-def alpha_chart(key: str, rows: Sequence[Mapping[str, Any]], i_max: int) -> str:
+def alpha_chart(key: str, rows: Sequence[Mapping[str, Any]], i_max: int) -> Markup:
     """Draw the α of one table as bars, in order of |α|; the first ``i_max`` were selected."""
     largest = max((abs(_number(row.get("alpha")) or 0.0) for row in rows), default=0.0) or 1.0
     with_slopes = any(_number(row.get("slope")) is not None for row in rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from markupsafe import Markup
+
 from nni_petridish.report import svg
 from nni_petridish.report.tables import walk
 from nni_petridish.search import Search
@@ -9,7 +11,7 @@ from nni_petridish.search import Search
 _ROW, _INDENT, _TOP = 24, 22, 34
 
 
-def lineage_tree(search: Search) -> str:
+def lineage_tree(search: Search) -> Markup:
     """Draw every model under its parent, those on the hull filled."""
     rows = list(walk(search))
     on_hull = {record.id for record in search.hull()}

@@ -1,53 +1,39 @@
-"""The report: one page that needs no network, and its pictures beside it."""
+"""The report: one HTML page that works offline, with its pictures beside it as files."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
 
 from nni_petridish.atomic import write_file
 from nni_petridish.errors import GalleryError, PetridishError
 from nni_petridish.gallery import Gallery
-from nni_petridish.genotype import Genotype
-from nni_petridish.records import ModelRecord
 from nni_petridish.report import svg
-from nni_petridish.report.cells import draw_cells, learners_of
-from nni_petridish.report.charts import hull_chart, training_chart
-from nni_petridish.report.diary import (
-    alpha_chart,
-    predicted_change,
-    realised_change,
-    selected_shortcuts,
-)
-from nni_petridish.report.lineage import lineage_tree
+from nni_petridish.report.diary import predicted_change, realised_change, selected_shortcuts
+from nni_petridish.report.pictures import PICTURES, Documents, Pictures, draw_pictures
 from nni_petridish.report.tables import hull_rows
 from nni_petridish.search import Search
 
 REPORT_FILE = "report.html"
-PICTURE_FILE = "hull.svg"
-PICTURES = "pictures"
-"""Folder of the pictures beside `PICTURE_FILE`."""
+TEMPLATE = "report.html.jinja"
+"""Jinja template of the page, beside this module."""
 
 _log = logging.getLogger(__name__)
-Documents = Mapping[str, Mapping[str, Any]]
 
 
 def write_report(search: Search, folder: Path) -> Path:
     """Write the report of a gallery; return its path."""
     documents = _read_documents(search, folder)
-    pictures = _draw(search, documents)
-    page = _page(search, folder.name, documents, pictures)
+    pictures = draw_pictures(search, documents)
+    page = _render(search, folder.name, documents, pictures)
     try:
         (folder / PICTURES).mkdir(exist_ok=True)
-        for name, drawn in pictures.items():
-            # A label of NNI's may contain slashes.
-            name = quote(name, safe="")
-            path = folder / (name if name == PICTURE_FILE else f"{PICTURES}/{name}")
-            write_file(path, svg.standalone(drawn).encode())
+        for path, picture in pictures.files().items():
+            write_file(folder / path, svg.standalone(picture).encode())
         write_file(folder / REPORT_FILE, page.encode())
     except OSError as error:
         raise GalleryError(f"Cannot write the report into {folder}: {error.strerror}.") from error
@@ -55,7 +41,7 @@ def write_report(search: Search, folder: Path) -> Path:
 
 
 def _read_documents(search: Search, folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the documents of all models; what cannot be read is left out of the report."""
+    """Read the documents of all models; those that cannot be read are left out of the report."""
     documents = {}
     try:
         gallery = Gallery(folder)
@@ -72,102 +58,33 @@ def _read_documents(search: Search, folder: Path) -> dict[str, dict[str, Any]]:
     return documents
 
 
-def _draw(search: Search, documents: Documents) -> dict[str, str]:
-    """Return all pictures by the names of their files."""
-    pictures = {
-        PICTURE_FILE: hull_chart(search, _error_name(documents)),
-        "lineage.svg": lineage_tree(search),
-    }
-    for record in search.hull():
-        if record.id in documents:
-            genotype = Genotype.from_dict(documents[record.id]["genotype"])
-            cells = draw_cells(genotype, _authors(search.lineage(record.id), documents))
-            pictures |= {f"{record.id}-{key}.svg": drawn for key, drawn in cells.items()}
-    for id, parts in documents.items():
-        curves = training_chart(parts.get("history") or {})
-        if curves is not None:
-            pictures[f"{id}-training.svg"] = curves
-        alphas = parts.get("alphas") or {}
-        for key, rows in alphas.get("tables", {}).items():
-            pictures[f"{id}-alphas-{key}.svg"] = alpha_chart(key, rows, alphas["i_max"])
-    return pictures
-
-
-def _error_name(documents: Documents) -> str:
-    first: Mapping[str, Any] = next(iter(documents.values()), {})
-    measured = first.get("metrics", {}).get("metrics", {})
-    return "validation perplexity" if "perplexity" in measured else "validation error"
-
-
-def _authors(lineage: list[str], documents: Documents) -> dict[str, list[str]]:
-    """Return which growth added each weak learner: the first of the lineage to have it."""
-    authors: dict[str, list[str]] = {}
-    for id in lineage:
-        if id in documents:
-            counts = learners_of(Genotype.from_dict(documents[id]["genotype"]))
-            for key, count in counts.items():
-                known = authors.setdefault(key, [])
-                known += [id] * (count - len(known))
-    return authors
-
-
-def _page(search: Search, title: str, documents: Documents, pictures: Mapping[str, str]) -> str:
-    sections = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p>{_summary(search)}</p>",
-        _figure(pictures[PICTURE_FILE]),
-        _table(hull_rows(search)),
-        "<h2>Cells on the hull</h2>",
-        "<p>Grey: the seed. Each colour is one growth.</p>",
-        *(_cells(record, pictures) for record in reversed(search.hull())),
-        "<h2>Lineage</h2>",
-        "<p>Filled: on the hull.</p>",
-        _figure(pictures["lineage.svg"]),
-        "<h2>Growth diary</h2>",
-        "<p>Candidates in order of |α|; ✓ marks those that were selected. The slope along a"
-        " candidate is ⟨∇L, α·u⟩: how fast the validation loss begins to change when it is added."
-        " The predicted change of the loss is the best that a step along the selected ones brings"
-        " at once, nothing else changing; the realised one is what came of it, from the moment of"
-        " selection to the end of training.</p>",
-        _changes(search, documents),
-        *(_entry(search, record, documents, pictures) for record in search.models()),
-    ]
-    body = "\n".join(sections)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Petridish: {escape(title)}</title><style>\n{svg.STYLE}{_STYLE}</style></head>"
-        f"<body>\n{body}\n</body></html>\n"
+def _render(search: Search, title: str, documents: Documents, pictures: Pictures) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["short_count"] = svg.short_count
+    return environment.get_template(TEMPLATE).render(
+        title=title,
+        picture_style=Markup(svg.STYLE),
+        best=search.best(),
+        models=search.models(),
+        hull=search.hull(),
+        hull_rows=hull_rows(search),
+        change_rows=_change_rows(search, documents),
+        selected={
+            id: selected_shortcuts(parts.get("alphas") or {}) for id, parts in documents.items()
+        },
+        pictures=pictures,
     )
 
 
-def _summary(search: Search) -> str:
-    best, models = search.best(), len(search.models())
-    if best is None:
-        return f"{models} models; none has a finite error."
-    size = svg.short_count(best.multiply_adds)
-    return (
-        f"{models} models, {len(search.hull())} of them on the lower convex hull of error versus"
-        f" multiply-adds. Most accurate: <b>{best.id}</b>, error {best.error:.4f} with {size}"
-        " multiply-adds."
-    )
-
-
-def _cells(record: ModelRecord, pictures: Mapping[str, str]) -> str:
-    drawn = {
-        name.removeprefix(f"{record.id}-").removesuffix(".svg"): picture
-        for name, picture in pictures.items()
-        if name.startswith(f"{record.id}-")
-        and not name.startswith((f"{record.id}-alphas", f"{record.id}-training"))
-    }
-    if not drawn:
-        return ""
-    size = svg.short_count(record.multiply_adds)
-    heading = f"<h3>{record.id} <small>error {record.error:.4f}, {size} multiply-adds</small></h3>"
-    return heading + "".join(_figure(picture, key) for key, picture in drawn.items())
-
-
-def _changes(search: Search, documents: Documents) -> str:
+def _change_rows(search: Search, documents: Documents) -> list[dict[str, str]]:
+    """Return one row per growth: how it changed the loss and the error."""
     rows = []
     models = {record.id: record for record in search.models()}
     for id, record in models.items():
@@ -187,61 +104,8 @@ def _changes(search: Search, documents: Documents) -> str:
                 "Δ error": _signed(record.error - before.error if before else None),
             }
         )
-    return _table(rows)
-
-
-def _entry(
-    search: Search, record: ModelRecord, documents: Documents, pictures: Mapping[str, str]
-) -> str:
-    parts = documents.get(record.id)
-    if parts is None:
-        return f"<p>{record.id}: its files cannot be read.</p>"
-    chosen = "; ".join(
-        f"{key}: {', '.join(names)}"
-        for key, names in selected_shortcuts(parts.get("alphas") or {}).items()
-    )
-    origin = f"grown from {record.parent}" if record.parent else "seed"
-    names = [name for name in pictures if name.startswith(f"{record.id}-alphas-")]
-    figures = "".join(_figure(pictures[name]) for name in names)
-    training = pictures.get(f"{record.id}-training.svg")
-    is_open = " open" if record in search.hull() else ""
-    return (
-        f"<details{is_open}><summary><b>{record.id}</b> {origin}, error {record.error:.4f}"
-        f"</summary><p>{escape(chosen)}</p>"
-        f'<div class="row">{figures}{_figure(training) if training else ""}</div></details>'
-    )
-
-
-def _figure(picture: str, caption: str = "") -> str:
-    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure>{below}{picture}</figure>"
-
-
-def _table(rows: list[dict[str, str]]) -> str:
-    if not rows:
-        return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row.values()) + "</tr>"
-        for row in rows
-    )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll">{table}</div>'
+    return rows
 
 
 def _signed(value: float | None) -> str:
     return "-" if value is None or value != value else f"{value:+.4f}".replace("-", "−")
-
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground);
-  max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-h1 { margin-bottom: 0 } h2 { margin-top: 2.5rem } small { font-weight: 400; color: var(--soft) }
-h3 { margin-bottom: .25rem }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid var(--line) }
-th { color: var(--soft); font-weight: 500 }
-figure { margin: .75rem 0; overflow-x: auto } figcaption { color: var(--soft) }
-details { border-bottom: 1px solid var(--line); padding: .5rem 0 } summary { cursor: pointer }
-.row { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start }
-"""

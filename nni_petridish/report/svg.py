@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from markupsafe import Markup
+
 #: Hues of the growths, in their order, on light and on dark ground; they repeat after the last.
 _LIGHT = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#e87ba4", "#008300", "#4a3aa7", "#e34948")
 _DARK = ("#3987e5", "#d95926", "#199e70", "#c98500", "#d55181", "#008300", "#9085e9", "#e66767")
@@ -48,9 +50,9 @@ STYLE = (
 )
 
 
-def picture(width: float, height: float, parts: Sequence[str], label: str) -> str:
-    """Return an ``<svg>`` element to put into a page."""
-    return (
+def picture(width: float, height: float, parts: Sequence[str], label: str) -> Markup:
+    """Return an ``<svg>`` element to put into a page; ``parts`` are elements made here."""
+    return Markup(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}"'
         f' width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{escape(label)}">'
         + "".join(parts)
