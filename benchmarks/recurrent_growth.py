@@ -86,6 +86,7 @@ def train(
     phase = Phase(net, epochs)
     records = task.train(
         net,
+        phase=name.split()[0],
         epochs=epochs,
         seed=seed,
         label=name,

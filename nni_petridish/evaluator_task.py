@@ -26,7 +26,6 @@ from nni_petridish.evaluators import (
     steps_per_epoch,
 )
 from nni_petridish.genotype import Genotype
-from nni_petridish.grow import has_candidates
 from nni_petridish.nni_reports import Listener, listening, to_record
 from nni_petridish.nni_space import Space
 from nni_petridish.task import Record, Task
@@ -77,6 +76,15 @@ class Metric:
         return 1 - value
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """The network that was trained last, in which phase, and the record of its last epoch."""
+
+    net: weakref.ref[nn.Module]
+    phase: str
+    last: Record
+
+
 @dataclass
 class EvaluatorTask:
     """Growing in a space with NNI evaluators.
@@ -97,7 +105,7 @@ class EvaluatorTask:
     space: Space
     evaluators: Mapping[str, Any]
     metric: Metric = field(default_factory=Metric)
-    _measured: tuple[weakref.ref[nn.Module], Record] | None = None
+    _trained: _Trained | None = None
 
     def seed(self) -> Genotype:
         """Return the space's simplest member."""
@@ -111,6 +119,7 @@ class EvaluatorTask:
         self,
         net: nn.Module,
         *,
+        phase: str,
         epochs: int,
         seed: int,
         label: str,
@@ -119,12 +128,13 @@ class EvaluatorTask:
         stop: Callable[[], bool] | None = None,
         progress: bool = False,
     ) -> list[Record]:
-        """Train with the evaluator of the phase that the network is in."""
-        evaluator = self.evaluators[self._phase(net)]
+        """Train with the evaluator of the phase."""
+        evaluator = self.evaluators[phase]
         if hasattr(evaluator, "task"):
             task: Task = evaluator.task(self.space)
-            return task.train(
+            records = task.train(
                 net,
+                phase=phase,
                 epochs=epochs,
                 seed=seed,
                 label=label,
@@ -133,13 +143,17 @@ class EvaluatorTask:
                 stop=stop,
                 progress=progress,
             )
+            self._trained = _Trained(weakref.ref(net), phase, records[-1])
+            return records
         facts = {"seed": seed, "epochs": epochs}
-        records = None if checkpoint is None else _restored(net, checkpoint, facts)
-        if records is None:
+        restored = None if checkpoint is None else _restored(net, checkpoint, facts)
+        if restored is not None:
+            records = restored
+        else:
             records = self._run(evaluator, net, epochs, seed, label, on_epoch, stop)
             if checkpoint is not None:
                 save_checkpoint(checkpoint, net, _no_optimizer(net), facts | {"records": records})
-        self._measured = weakref.ref(net), records[-1]
+        self._trained = _Trained(weakref.ref(net), phase, records[-1])
         return records
 
     def steps(self, epochs: int) -> int:
@@ -157,13 +171,14 @@ class EvaluatorTask:
 
     def evaluate(self, net: nn.Module) -> Record:
         """Return the metric that was reported when the network was trained, and its error."""
-        evaluator = self.evaluators[self._phase(net)]
+        trained = self._trained
+        if trained is None or trained.net() is not net:
+            raise TrainingError("an evaluator measures a network when it trains it, not later.")
+        evaluator = self.evaluators[trained.phase]
         if hasattr(evaluator, "task"):
             task: Task = evaluator.task(self.space)
             return task.evaluate(net)
-        if self._measured is None or self._measured[0]() is not net:
-            raise TrainingError("an evaluator measures a network when it trains it, not later.")
-        record = {name: value for name, value in self._measured[1].items() if name != "epoch"}
+        record = {name: value for name, value in trained.last.items() if name != "epoch"}
         return {"error": self.metric.to_error(record["metric"], evaluator), **record}
 
     @property
@@ -183,11 +198,6 @@ class EvaluatorTask:
         if shape is None:
             raise ConfigError(f"multiply-adds can be counted for images only, not {self.space!r}.")
         return count_multiply_adds(net, shape), count_parameters(net)
-
-    def _phase(self, net: nn.Module) -> str:
-        if has_candidates(net):
-            return "weak"
-        return "seed" if net.genotype == self.seed() else "final"
 
     def _run(
         self,

@@ -146,6 +146,7 @@ class _Work:
     def _train(self, net: nn.Module, phase: str, epochs: int) -> None:
         self.history[phase] = self.task.train(
             net,
+            phase=phase,
             epochs=epochs,
             seed=self._seed(phase),
             label=f"{self.growth.id} {phase}",

@@ -119,6 +119,7 @@ class LanguageFinalTraining(Repetitions[Corpus]):
         net = task.build_final(self.genotype)
         history = task.train(
             net,
+            phase="final",
             epochs=self.recipe.epochs,
             seed=seed,
             label=f"{self.model} run {repetition}",

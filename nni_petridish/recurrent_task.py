@@ -56,6 +56,7 @@ class RecurrentTask:
         self,
         net: nn.Module,
         *,
+        phase: str,
         epochs: int,
         seed: int,
         label: str,
@@ -64,7 +65,7 @@ class RecurrentTask:
         stop: Callable[[], bool] | None = None,
         progress: bool = False,
     ) -> list[Record]:
-        """Train by the recipe, measuring on the validation text after every epoch."""
+        """Train by the recipe, the same in every phase; measure on the validation text as well."""
         history = fit_language(
             net,
             self.corpus.train,

@@ -39,6 +39,7 @@ class Task(Protocol):
         self,
         net: nn.Module,
         *,
+        phase: str,
         epochs: int,
         seed: int,
         label: str,
@@ -47,7 +48,10 @@ class Task(Protocol):
         stop: Callable[[], bool] | None = None,
         progress: bool = False,
     ) -> list[Record]:
-        """Train in place, candidates or not; go on from the checkpoint if there is one."""
+        """Train in place, candidates or not; go on from the checkpoint if there is one.
+
+        ``phase`` says what the training is for: ``seed``, ``weak`` or ``final``.
+        """
         ...
 
     def steps(self, epochs: int) -> int:
@@ -93,6 +97,7 @@ class VisionTask:
         self,
         net: nn.Module,
         *,
+        phase: str,
         epochs: int,
         seed: int,
         label: str,
@@ -101,7 +106,7 @@ class VisionTask:
         stop: Callable[[], bool] | None = None,
         progress: bool = False,
     ) -> list[Record]:
-        """Train by the recipe, measuring on the validation set after every epoch."""
+        """Train by the recipe, the same in every phase; measure on the validation set as well."""
         history = fit(
             net,
             self.data.train,

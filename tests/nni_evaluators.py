@@ -175,6 +175,11 @@ def diabetes(epochs: int = 1, batch_size: int = 20, **options: object) -> Regres
     )
 
 
+def tell(net: nn.Module, told: float) -> None:
+    """Report a number, to tell which evaluator it was; nothing is trained."""
+    nni.report_final_result({"default": 0.5, "told": told})
+
+
 def count_nodes(net: nn.Module) -> None:
     """Prefer recurrent cells of many nodes; nothing is trained."""
     nni.report_final_result(float(len(net.genotype.nodes)))

@@ -327,14 +327,17 @@ def test_a_task_grows_from_seed_to_child(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = task.build(task.seed())
     run = {"seed": 1, "progress": False}
-    assert len(task.train(net, epochs=2, label="seed", checkpoint=tmp_path / "a", **run)) == 2
+    records = task.train(
+        net, phase="seed", epochs=2, label="seed", checkpoint=tmp_path / "a", **run
+    )
+    assert len(records) == 2
     before = task.evaluate(net)
     attach_candidates(net, 0.01)
-    task.train(net, epochs=1, label="weak", **run)
+    task.train(net, phase="weak", epochs=1, label="weak", **run)
     at_finalising = task.evaluate(net)
     genotype = finalize_candidates(net, i_max=1)
     assert task.evaluate(net)["loss"] == pytest.approx(at_finalising["loss"], abs=1e-6)
-    task.train(net, epochs=2, label="final", **run)
+    task.train(net, phase="final", epochs=2, label="final", **run)
     after = task.evaluate(net)
     assert genotype.growths == 1
     assert after["error"] < before["error"]
@@ -365,7 +368,7 @@ def test_steps_are_about_what_training_takes() -> None:
         taken += 1
         return False
 
-    task.train(task.build(task.seed()), epochs=4, seed=0, label="", stop=count)
+    task.train(task.build(task.seed()), phase="seed", epochs=4, seed=0, label="", stop=count)
     assert task.steps(4) == pytest.approx(taken, rel=0.25)
 
 
@@ -406,7 +409,7 @@ def test_a_found_cell_trains_from_scratch_with_the_plain_mean() -> None:
     genotype = RecurrentGenotype([("relu", 0), ("tanh", 1), ("sigmoid", 1)])
     net = task.build_final(genotype)
     before = task.evaluate(net)["error"]
-    task.train(net, epochs=5, seed=0, label="final")
+    task.train(net, phase="final", epochs=5, seed=0, label="final")
     assert task.evaluate(net)["error"] < before
     assert net.cell.average().tolist() == pytest.approx([1 / 3] * 3)
 

@@ -224,7 +224,7 @@ def test_the_best_step_lowers_the_loss_by_what_it_says() -> None:
     task = VisionTask(space, data, Recipe.named("digits", device="cpu"))
     torch.manual_seed(0)
     net = attach_candidates(space.build(space.seed()))
-    task.train(net, epochs=2, seed=0, label="")
+    task.train(net, phase="seed", epochs=2, seed=0, label="")
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     i_max = len(sites(net)[0].eligible_shortcuts())  # all of them: then it is x_c that is added
     total = sum(

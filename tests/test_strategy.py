@@ -339,6 +339,28 @@ def test_each_phase_may_have_its_own_evaluator(tmp_path: Path, start: Any) -> No
     assert [model.outcome.epochs for model in strategy.models()] == [3, 1 + 2]
 
 
+def test_the_seed_evaluator_trains_the_model_that_a_search_starts_from(
+    tmp_path: Path, start: Any
+) -> None:
+    start(Petridish(tmp_path / "first", max_models=2, **SHORT), by_hand())
+    strategy = Petridish(
+        tmp_path / "second",
+        max_models=2,
+        start=tmp_path / "first",
+        start_model="g00001",  # a grown one: not the space's own seed
+        seed_evaluator=FunctionalEvaluator(users.tell, told=1.0),
+        weak_evaluator=FunctionalEvaluator(users.tell, told=2.0),
+    )
+    start(strategy, FunctionalEvaluator(users.tell, told=3.0))
+    history = [
+        Gallery(tmp_path / "second").load_documents(model.id)["history"]
+        for model in strategy.models()
+    ]
+    told = [{phase: records[-1]["told"] for phase, records in one.items()} for one in history]
+    assert told == [{"seed": 1.0}, {"weak": 2.0, "final": 3.0}]
+    assert [model.outcome.metrics["told"] for model in strategy.models()] == [1.0, 3.0]
+
+
 def test_a_growth_that_fails_is_tried_again_and_then_dropped(tmp_path: Path, start: Any) -> None:
     for times, lines in ((1, ["fail"]), (2, ["fail", "fail"])):
         folder, tries = tmp_path / f"gallery{times}", tmp_path / f"tries{times}"
