@@ -94,10 +94,10 @@ class Petridish(Strategy):
         Chooses λ and I_max of each growth in place of `l1` and `i_max`, which then are numbers.
     start, start_model
         For our own spaces: a gallery or an exported file, and the id of a model in it (by default
-        the most accurate), to start from in place of the seed. See ``docs/models.md``.
+        the most accurate), to start from in place of the seed. See ``docs/guide/models.md``.
     settled
         For spaces of NNI's cells and choices: a sample, or a part of one, that does not grow. The
-        rest starts as simple as it can be. See ``docs/drop-in.md``.
+        rest starts as simple as it can be. See ``docs/guide/drop-in.md``.
 
     Examples
     --------

@@ -71,7 +71,7 @@ def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, i
 def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a search, λ = 0.01 and I_max = 1 if nothing is said of them.
 
-    The paper's λ of 10 selects nothing here, see docs/recurrent.md.
+    The paper's λ of 10 selects nothing here, see docs/results/recurrent.md.
     """
     result = {"l1": 0.01, "i_max": 1, **arguments}
     if result["i_max"] != 1:

@@ -119,7 +119,8 @@ def default_space(kind: str = "vision") -> dict[str, Dimension]:
     """Return what spans the values that the paper tried: λ in 1e-5 .. 0.1, I_max in 2 .. 4.
 
     Recurrent cells grow by one node at a time. The paper names one λ for them, 10, in a scale it
-    does not give; here it lies in 1e-4 .. 0.1, beyond which noise is selected (docs/recurrent.md).
+    does not give; here it lies in 1e-4 .. 0.1, since larger ones select noise
+    (docs/results/recurrent.md).
     """
     if kind == "recurrent":
         return {"l1": Dimension(1e-4, 0.1, log=True)}
