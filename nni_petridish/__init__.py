@@ -24,20 +24,20 @@ _HOMES = {
     "Interrupted": "training",
     "L1Schedule": "schedules",
     "LanguageRecipe": "language_recipe",
-    "Limits": "records",
+    "Limits": "settings",
     "ModelGenotype": "model_genotype",
     "Outcome": "records",
     "Petridish": "strategy",
     "PetridishError": "errors",
     "PetridishTuner": "tuner",
-    "Plan": "plan",
+    "Plan": "settings",
     "Recipe": "recipe",
     "RecipeEvaluator": "recipe_evaluator",
     "RecurrentGenotype": "recurrent_genotype",
     "Search": "search",
     "SearchConfig": "config",
     "SearchError": "errors",
-    "SearchSettings": "records",
+    "SearchSettings": "settings",
     "Site": "weak_learner",
     "TrainingError": "errors",
     "VisionGenotype": "genotype",
@@ -114,14 +114,14 @@ if TYPE_CHECKING:
     from nni_petridish.growth import Watcher, load_network, run_growth
     from nni_petridish.language_recipe import LanguageRecipe
     from nni_petridish.model_genotype import ModelGenotype
-    from nni_petridish.plan import Plan
     from nni_petridish.recipe import Recipe
     from nni_petridish.recipe_evaluator import RecipeEvaluator
-    from nni_petridish.records import Growth, Limits, Outcome, SearchSettings
+    from nni_petridish.records import Growth, Outcome
     from nni_petridish.recurrent_genotype import RecurrentGenotype
     from nni_petridish.runner import run_search
     from nni_petridish.schedules import L1Schedule
     from nni_petridish.search import Search
+    from nni_petridish.settings import Limits, Plan, SearchSettings
     from nni_petridish.strategy import Petridish
     from nni_petridish.task import VisionTask
     from nni_petridish.training import Interrupted, evaluate, fit

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from nni_petridish.checks import refuse_unknown
 from nni_petridish.errors import ConfigError
+from nni_petridish.events import Event
 from nni_petridish.gallery import Gallery
-from nni_petridish.records import Event, Growth, ModelRecord, SearchSettings, check_number
+from nni_petridish.records import Growth, ModelRecord
 from nni_petridish.search import Chooser, Search
+from nni_petridish.settings import SearchSettings, check_number
 
 if TYPE_CHECKING:
     import optuna

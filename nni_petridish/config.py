@@ -21,10 +21,10 @@ from nni_petridish.chooser import Range, make_chooser, split_ranges
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery import Gallery
 from nni_petridish.kinds import ARGUMENTS, kind_of
-from nni_petridish.plan import Plan
 from nni_petridish.process import per_machine
-from nni_petridish.records import Growth, Limits, SearchSettings, check_number
+from nni_petridish.records import Growth
 from nni_petridish.search import Chooser
+from nni_petridish.settings import Limits, Plan, SearchSettings, check_number
 from nni_petridish.tuning.section import check_tuning
 
 if TYPE_CHECKING:

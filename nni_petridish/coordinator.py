@@ -14,9 +14,11 @@ from pathlib import Path
 from types import TracebackType
 
 from nni_petridish.errors import GalleryError
+from nni_petridish.events import Event
 from nni_petridish.gallery import Gallery
-from nni_petridish.records import Done, Event, Growth, SearchSettings, Wait
+from nni_petridish.records import Done, Growth, Wait
 from nni_petridish.search import Chooser, Search
+from nni_petridish.settings import SearchSettings
 
 
 class Coordinator:

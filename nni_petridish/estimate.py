@@ -20,8 +20,8 @@ from nni_petridish.atomic import write_file
 from nni_petridish.cache import cache_folder, make_cache_folder
 from nni_petridish.config import SearchConfig
 from nni_petridish.kinds import kind_of
-from nni_petridish.plan import Plan
 from nni_petridish.process import cores
+from nni_petridish.settings import Plan
 
 _KEPT = 100
 """How many measurements are remembered."""

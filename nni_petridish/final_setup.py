@@ -20,7 +20,7 @@ from nni_petridish.final import FinalTraining, widest
 from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import VisionGenotype
 from nni_petridish.recipe import Recipe
-from nni_petridish.records import check_number
+from nni_petridish.settings import check_number
 from search_spaces import VisionSpace
 
 PAPER_CELLS, PAPER_FILTERS, PAPER_EPOCHS = 6, 32, 600

@@ -34,6 +34,7 @@ from nni_petridish.atomic import (
     write_folder,
 )
 from nni_petridish.errors import GalleryError, SearchError
+from nni_petridish.events import Event, model_event, quarantine_event
 from nni_petridish.journal import Journal
 from nni_petridish.model_files import (
     WEIGHTS,
@@ -45,14 +46,7 @@ from nni_petridish.model_files import (
     read_checksums,
     read_files,
 )
-from nni_petridish.records import (
-    Event,
-    Growth,
-    Outcome,
-    growth_number,
-    model_event,
-    quarantine_event,
-)
+from nni_petridish.records import Growth, Outcome, growth_number
 
 if TYPE_CHECKING:
     from torch import Tensor

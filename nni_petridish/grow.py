@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from nni_petridish.errors import GrowthError
 from nni_petridish.genotype import MERGES, Genotype, Learner
-from nni_petridish.plan import WEAK_LEARNING
-from nni_petridish.schedules import check_l1
+from nni_petridish.schedules import WEAK_LEARNING, check_l1
 from nni_petridish.weak_learner import (
     AlphaTable,
     JointWeakLearner,

@@ -19,10 +19,10 @@ from nni_petridish.errors import GalleryError
 from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
 from nni_petridish.grow import alpha_tables, attach_candidates, can_grow, finalize_candidates
-from nni_petridish.plan import Plan
 from nni_petridish.prediction import add_predictions
 from nni_petridish.records import FULL, Growth, Outcome
 from nni_petridish.schedules import L1Schedule
+from nni_petridish.settings import Plan
 from nni_petridish.task import Record, Task
 
 PHASES = ("seed", "weak", "final")

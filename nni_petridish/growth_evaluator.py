@@ -12,14 +12,15 @@ import torch
 
 from nni_petridish.evaluator_task import EvaluatorTask, Metric
 from nni_petridish.evaluators import Evaluator
+from nni_petridish.events import fail_event
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import Watcher, load_network, run_growth
 from nni_petridish.model_files import DamagedModelError
 from nni_petridish.nni_reports import Reporter
 from nni_petridish.nni_space import Space
-from nni_petridish.plan import Plan
 from nni_petridish.process import set_threads
-from nni_petridish.records import Growth, Outcome, fail_event
+from nni_petridish.records import Growth, Outcome
+from nni_petridish.settings import Plan
 from nni_petridish.task import Record, Task
 from nni_petridish.warm_start import warm_task
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from nni_petridish.atomic import file_lock, sync_folder
 from nni_petridish.errors import GalleryError
-from nni_petridish.records import Event
+from nni_petridish.events import Event
 
 _log = logging.getLogger(__name__)
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"}$')

@@ -12,16 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nni_petridish.errors import SearchError
+from nni_petridish.events import Event
 from nni_petridish.hull import Hull
-from nni_petridish.records import (
-    Event,
-    Growth,
-    ModelRecord,
-    Outcome,
-    SearchSettings,
-    growth_id,
-    growth_number,
-)
+from nni_petridish.records import Growth, ModelRecord, Outcome, growth_id, growth_number
+from nni_petridish.settings import SearchSettings
 
 # A growth that failed is tried once more.
 ATTEMPTS = 2

@@ -20,7 +20,7 @@ from torch import nn
 from nni_petridish.errors import ConfigError, GenotypeError, PetridishError
 from nni_petridish.genotype import Genotype, Learner, Shortcut
 from nni_petridish.grow import sites
-from nni_petridish.records import check_number
+from nni_petridish.settings import check_number
 from nni_petridish.weak_learner import WeakLearner
 
 with warnings.catch_warnings():

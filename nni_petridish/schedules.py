@@ -1,4 +1,4 @@
-"""λ over the course of weak learning: constant (the paper) or growing (its future work, B.6)."""
+"""Variants of weak learning: isolated or joint, λ constant (the paper) or growing (B.6)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from nni_petridish.errors import ConfigError
 
+WEAK_LEARNING = ("isolated", "joint")
+"""The paper's weak learning, and its ablation without sg and sf (appendix B.4)."""
 L1_SCHEDULES = ("constant", "linear", "cosine")
+"""λ over the course of weak learning: the paper's, and two ramps (its future work, B.6)."""
 
 
 @dataclass(frozen=True)

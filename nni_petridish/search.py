@@ -14,27 +14,27 @@ from dataclasses import replace
 from itertools import chain
 
 from nni_petridish.errors import SearchError
+from nni_petridish.events import (
+    Event,
+    ask_event,
+    fail_event,
+    model_event,
+    quarantine_event,
+    release_event,
+)
 from nni_petridish.hull import choose_parent
 from nni_petridish.ledger import ATTEMPTS, DROPPED, FINISHED, QUARANTINED, RUNNING, Ledger
 from nni_petridish.records import (
     FULL,
     Done,
-    Event,
     Growth,
-    Limits,
     ModelRecord,
     Outcome,
-    SearchSettings,
     Wait,
-    ask_event,
-    check_number,
-    fail_event,
     growth_id,
     growth_number,
-    model_event,
-    quarantine_event,
-    release_event,
 )
+from nni_petridish.settings import Limits, SearchSettings, check_number
 
 __all__ = [
     "Chooser",

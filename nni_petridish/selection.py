@@ -9,8 +9,9 @@ from pathlib import Path
 
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery import Gallery
-from nni_petridish.records import ModelRecord, SearchSettings
+from nni_petridish.records import ModelRecord
 from nni_petridish.search import Search
+from nni_petridish.settings import SearchSettings
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 

@@ -34,17 +34,10 @@ from nni_petridish.nni_engine import (
     skip_foreign_commands,
 )
 from nni_petridish.nni_space import growable_space, to_sample
-from nni_petridish.plan import Plan
 from nni_petridish.process import per_machine
-from nni_petridish.records import (
-    Done,
-    Growth,
-    Limits,
-    ModelRecord,
-    SearchSettings,
-    check_number,
-)
+from nni_petridish.records import Done, Growth, ModelRecord
 from nni_petridish.search import Chooser, Search
+from nni_petridish.settings import Limits, Plan, SearchSettings, check_number
 from nni_petridish.warm_start import find_start, identity_of, read_start
 
 # After ours, which know how to import NNI's NAS without its warnings.

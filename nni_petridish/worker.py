@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 from nni_petridish.atomic import ExclusiveLock
 from nni_petridish.errors import GalleryError, PetridishError
+from nni_petridish.events import fail_event, release_event
 from nni_petridish.gallery import Gallery
 from nni_petridish.model_files import DamagedModelError
-from nni_petridish.records import Growth, Outcome, fail_event, release_event
+from nni_petridish.records import Growth, Outcome
 
 if TYPE_CHECKING:
     from nni_petridish.growth import Watcher
-    from nni_petridish.plan import Plan
+    from nni_petridish.settings import Plan
     from nni_petridish.task import Task
 
 _log = logging.getLogger(__name__)

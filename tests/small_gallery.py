@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from nni_petridish.config import SearchConfig
+from nni_petridish.events import ask_event
 from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
-from nni_petridish.records import Growth, Outcome, ask_event
+from nni_petridish.records import Growth, Outcome
 from search_spaces import RecurrentSpace, VisionSpace
 from tests.chaos import write_config
 

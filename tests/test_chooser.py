@@ -14,18 +14,12 @@ from nni_petridish.chooser import OptunaChooser, Range, gain, split_ranges
 from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
 from nni_petridish.errors import ConfigError
+from nni_petridish.events import Event, model_event
 from nni_petridish.gallery import Gallery
-from nni_petridish.records import (
-    Event,
-    Growth,
-    Limits,
-    ModelRecord,
-    Outcome,
-    SearchSettings,
-    model_event,
-)
+from nni_petridish.records import Growth, ModelRecord, Outcome
 from nni_petridish.runner import run_search
 from nni_petridish.search import Search
+from nni_petridish.settings import Limits, SearchSettings
 from tests.chaos import check_gallery, write_config
 
 RANGES = {"l1": Range(1e-5, 0.1), "i_max": Range(2, 4)}

@@ -46,8 +46,8 @@ from nni_petridish.grow import (
 )
 from nni_petridish.growth import load_network
 from nni_petridish.growth_evaluator import GrowthEvaluator
-from nni_petridish.plan import Plan
 from nni_petridish.records import Growth
+from nni_petridish.settings import Plan
 from nni_petridish.strategy import Petridish
 from search_spaces import RecurrentSpace, VisionSpace
 from tests import nni_evaluators as users

@@ -16,7 +16,7 @@ from nni_petridish.errors import ConfigError
 from nni_petridish.estimate import Cost, growth_seconds
 from nni_petridish.final import size_of
 from nni_petridish.kinds import kind_of
-from nni_petridish.plan import Plan
+from nni_petridish.settings import Plan
 from search_spaces import VisionSpace
 from search_spaces.vision_size import seed_size
 from tests.chaos import write_config

@@ -12,9 +12,9 @@ from nni_petridish.errors import TrainingError
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import Watcher, load_network, run_growth
 from nni_petridish.model_files import DamagedModelError
-from nni_petridish.plan import Plan
 from nni_petridish.recipe import Recipe
-from nni_petridish.records import Growth, Limits, SearchSettings
+from nni_petridish.records import Growth
+from nni_petridish.settings import Limits, Plan, SearchSettings
 from nni_petridish.task import VisionTask
 from nni_petridish.training import Interrupted
 from search_spaces import VisionSpace

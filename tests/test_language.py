@@ -28,10 +28,10 @@ from nni_petridish.growth import Watcher, load_network, run_growth
 from nni_petridish.kinds import kind_of
 from nni_petridish.language import evaluate_language, fit_language
 from nni_petridish.language_recipe import LanguageRecipe
-from nni_petridish.plan import Plan
 from nni_petridish.records import Growth
 from nni_petridish.recurrent_genotype import RecurrentGenotype
 from nni_petridish.recurrent_task import RecurrentTask
+from nni_petridish.settings import Plan
 from nni_petridish.text import Corpus
 from nni_petridish.training import Interrupted
 from search_spaces import RecurrentSpace

@@ -13,8 +13,8 @@ from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
 from nni_petridish.data import _SOURCES
 from nni_petridish.language_recipe import LanguageRecipe
-from nni_petridish.plan import Plan
 from nni_petridish.recipe import Recipe
+from nni_petridish.settings import Plan
 from tests.test_data import write_cifar
 
 ROOT = Path(__file__).parent.parent

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from nni_petridish.errors import ConfigError, SearchError
+from nni_petridish.events import model_event
 from nni_petridish.hull import lower_hull
-from nni_petridish.records import growth_id, model_event
+from nni_petridish.records import growth_id
 from nni_petridish.search import (
     Done,
     Event,

@@ -43,8 +43,9 @@ from nni_petridish.nni_engine import Roll, engine_concurrency, engine_machines
 from nni_petridish.nni_space import growable_space, model_space
 from nni_petridish.recipe import Recipe
 from nni_petridish.recipe_evaluator import RecipeEvaluator
-from nni_petridish.records import Growth, Limits, SearchSettings
+from nni_petridish.records import Growth
 from nni_petridish.runner import run_search
+from nni_petridish.settings import Limits, SearchSettings
 from nni_petridish.strategy import Petridish
 from nni_petridish.task import VisionTask
 from nni_petridish.training import Interrupted

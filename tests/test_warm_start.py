@@ -14,8 +14,8 @@ from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.export import from_gallery, write_model
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import run_growth
-from nni_petridish.plan import Plan
 from nni_petridish.records import Growth
+from nni_petridish.settings import Plan
 from nni_petridish.task import VisionTask
 from nni_petridish.warm_start import warm_start
 from tests.chaos import write_config

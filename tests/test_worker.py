@@ -11,9 +11,9 @@ from nni_petridish.coordinator import Coordinator
 from nni_petridish.errors import TrainingError
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import Watcher
-from nni_petridish.plan import Plan
 from nni_petridish.recipe import Recipe
-from nni_petridish.records import Growth, Limits, SearchSettings
+from nni_petridish.records import Growth
+from nni_petridish.settings import Limits, Plan, SearchSettings
 from nni_petridish.task import VisionTask
 from nni_petridish.training import Interrupted
 from nni_petridish.worker import Orphaned, Pulse, PulseWatch, work_on

@@ -14,7 +14,7 @@ from nni_petridish.checks import mapping, prefix, refuse_unknown
 from nni_petridish.errors import ConfigError
 from nni_petridish.genotype import MERGES
 from nni_petridish.kinds import ARGUMENTS
-from nni_petridish.records import check_number
+from nni_petridish.settings import check_number
 
 PLACE = f"{ARGUMENTS}.ablations"
 Changes = dict[str, Any]

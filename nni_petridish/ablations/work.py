@@ -22,7 +22,7 @@ from nni_petridish.errors import GalleryError, SearchError, TrainingError
 from nni_petridish.gallery import Gallery
 from nni_petridish.process import StopOnInterrupt, set_threads
 from nni_petridish.processes import run_in_processes
-from nni_petridish.records import check_number
+from nni_petridish.settings import check_number
 from nni_petridish.within import check_limit, found_within
 
 if TYPE_CHECKING:

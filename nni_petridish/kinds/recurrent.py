@@ -11,7 +11,7 @@ from nni_petridish.checks import prefix, refuse_unknown, resolve
 from nni_petridish.errors import ConfigError
 from nni_petridish.kinds import ARGUMENTS
 from nni_petridish.language_recipe import LanguageRecipe
-from nni_petridish.records import check_number
+from nni_petridish.settings import check_number
 from search_spaces.recurrent import RecurrentSpace
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from nni_petridish.data import Description, check_data, describe
 from nni_petridish.errors import ConfigError
 from nni_petridish.kinds import ARGUMENTS
 from nni_petridish.recipe import Recipe
-from nni_petridish.records import check_number
+from nni_petridish.settings import check_number
 from search_spaces.vision import VisionSpace
 
 if TYPE_CHECKING:

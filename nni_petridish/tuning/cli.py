@@ -41,7 +41,7 @@ def add_tune_command(subparsers: Any) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from nni_petridish.records import check_number
+    from nni_petridish.settings import check_number
     from nni_petridish.tuning.settings import Tuning
 
     tuning = Tuning.from_yaml(options.config).change(

@@ -12,8 +12,7 @@ from nni_petridish.checks import dig, mapping, put, resolve
 from nni_petridish.chooser import RANGED
 from nni_petridish.config import SearchConfig, read_experiment, usual_settings
 from nni_petridish.errors import ConfigError
-from nni_petridish.plan import Plan
-from nni_petridish.records import SearchSettings
+from nni_petridish.settings import Plan, SearchSettings
 from nni_petridish.tuning.section import PLACE, Section, Values
 
 _FIXED = ("seed", "limits")

@@ -16,7 +16,7 @@ from nni_petridish.chooser import quiet
 from nni_petridish.errors import SearchError
 from nni_petridish.process import StopOnInterrupt, set_threads
 from nni_petridish.processes import run_in_processes
-from nni_petridish.records import check_number
+from nni_petridish.settings import check_number
 from nni_petridish.tuning.queue import BEATS, Pulse, Queue
 from nni_petridish.tuning.section import PLACE, Section
 from nni_petridish.tuning.settings import Tuning
