@@ -19,6 +19,7 @@ from nni_petridish.checkpoint import fits, load_checkpoint, restore, save_checkp
 from nni_petridish.complexity import count_multiply_adds, count_parameters
 from nni_petridish.errors import ConfigError, TrainingError
 from nni_petridish.evaluators import (
+    TaskEvaluator,
     current_epoch,
     is_minimised,
     run_evaluator,
@@ -28,7 +29,7 @@ from nni_petridish.evaluators import (
 from nni_petridish.genotype import Genotype
 from nni_petridish.nni_reports import Listener, listening, to_record
 from nni_petridish.nni_space import Space
-from nni_petridish.task import Record, Task
+from nni_petridish.task import Record
 from nni_petridish.training import Interrupted
 
 OPTIMIZE = ("auto", "maximize", "minimize")
@@ -90,7 +91,7 @@ class EvaluatorTask:
     """Growing in a space with NNI evaluators.
 
     After an interruption, phases that were finished are not repeated, and the one under way starts
-    anew; evaluators with a ``task`` method, such as `RecipeEvaluator`, go on from their last epoch.
+    anew; a `TaskEvaluator`, such as `RecipeEvaluator`, goes on from its last epoch.
 
     Parameters
     ----------
@@ -130,8 +131,8 @@ class EvaluatorTask:
     ) -> list[Record]:
         """Train with the evaluator of the phase."""
         evaluator = self.evaluators[phase]
-        if hasattr(evaluator, "task"):
-            task: Task = evaluator.task(self.space)
+        if isinstance(evaluator, TaskEvaluator):
+            task = evaluator.task(self.space)
             records = task.train(
                 net,
                 phase=phase,
@@ -159,8 +160,8 @@ class EvaluatorTask:
     def steps(self, epochs: int) -> int:
         """Return how many steps of weak learning so many epochs are."""
         evaluator = self.evaluators["weak"]
-        if hasattr(evaluator, "task"):
-            return int(evaluator.task(self.space).steps(epochs))
+        if isinstance(evaluator, TaskEvaluator):
+            return evaluator.task(self.space).steps(epochs)
         steps = steps_per_epoch(evaluator)
         if steps is None:
             raise ConfigError(
@@ -175,8 +176,8 @@ class EvaluatorTask:
         if trained is None or trained.net() is not net:
             raise TrainingError("an evaluator measures a network when it trains it, not later.")
         evaluator = self.evaluators[trained.phase]
-        if hasattr(evaluator, "task"):
-            task: Task = evaluator.task(self.space)
+        if isinstance(evaluator, TaskEvaluator):
+            task = evaluator.task(self.space)
             return task.evaluate(net)
         record = {name: value for name, value in trained.last.items() if name != "epoch"}
         return {"error": self.metric.to_error(record["metric"], evaluator), **record}
@@ -185,9 +186,10 @@ class EvaluatorTask:
     def validation_losses(self) -> Any:
         """What the weak phase's own task has by this name; other evaluators cannot tell."""
         evaluator = self.evaluators["weak"]
-        if not hasattr(evaluator, "task"):
+        if not isinstance(evaluator, TaskEvaluator):
             raise AttributeError("validation_losses")
-        return evaluator.task(self.space).validation_losses
+        task: Any = evaluator.task(self.space)
+        return task.validation_losses
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters)."""

@@ -13,7 +13,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,9 +30,13 @@ with warnings.catch_warnings():
 
     from nni_petridish.lightning_processes import check_processes, reports_from_all
 
+if TYPE_CHECKING:
+    from nni_petridish.task import Task
+
 __all__ = [
     "Evaluator",
     "MutableEvaluator",
+    "TaskEvaluator",
     "check_evaluator",
     "current_epoch",
     "is_minimised",
@@ -47,10 +51,27 @@ _LIGHTNING_DEFAULT = 1000
 _CHATTER = ("GPU avail", "TPU avail", "HPU avail", "💡 Tip", "`Trainer.fit` stopped: `max_epochs")
 
 
+class TaskEvaluator(MutableEvaluator):
+    """An evaluator with a task of its own, which trains in its place under `Petridish`.
+
+    Its training can be interrupted and goes on from its last epoch. Other evaluators are run as
+    they are, whatever attributes they have. Subclasses are decorated by ``nni.trace``.
+    """
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that it trains if nobody tells it."""
+        raise NotImplementedError
+
+    def task(self, space: Any) -> Task:
+        """Return the task of growing in a space."""
+        raise NotImplementedError
+
+
 def own_epochs(evaluator: Any) -> int:
     """Return how many epochs an evaluator trains if nobody tells it; 1 if it does not say."""
-    if hasattr(evaluator, "task"):
-        return int(evaluator.recipe.epochs)
+    if isinstance(evaluator, TaskEvaluator):
+        return evaluator.epochs
     if isinstance(evaluator, Lightning):
         found = evaluator.trainer.max_epochs
         return _LIGHTNING_DEFAULT if found is None or found < 1 else int(found)
@@ -167,4 +188,4 @@ def seeded(seed: int) -> Iterator[None]:
 def _knows_epochs(evaluator: Any) -> bool:
     if isinstance(evaluator, FunctionalEvaluator):
         return "epochs" in inspect.signature(evaluator.function).parameters
-    return isinstance(evaluator, Lightning) or hasattr(evaluator, "task")
+    return isinstance(evaluator, Lightning | TaskEvaluator)

@@ -10,6 +10,7 @@ from typing import Any
 import nni
 import torch
 
+from nni_petridish.errors import TrainingError
 from nni_petridish.evaluator_task import EvaluatorTask, Metric
 from nni_petridish.evaluators import Evaluator
 from nni_petridish.events import fail_event
@@ -80,8 +81,8 @@ class GrowthEvaluator(Evaluator):
 
         def report(phase: str, record: Record) -> None:
             value = {name: number for name, number in record.items() if name != "metric"}
-            default = record.get("metric", 1 - record.get("validation_error", 0.0))
-            reporter.intermediate({"default": default, **value, **self._tags(), "phase": phase})
+            tags = {**self._tags(), "phase": phase}
+            reporter.intermediate({"default": _shown(phase, record), **value, **tags})
 
         try:
             task: Task = EvaluatorTask(self.space, _unpacked(self.evaluators), self.metric)
@@ -103,7 +104,7 @@ class GrowthEvaluator(Evaluator):
 
     def _final(self, outcome: Outcome) -> dict[str, Any]:
         numbers = dict(outcome.metrics)
-        default = numbers.pop("metric", numbers.get("accuracy"))
+        default = numbers.pop("metric", numbers.get("accuracy", -outcome.error))
         return {
             "default": default,
             **numbers,
@@ -176,6 +177,18 @@ def _unpacked(evaluators: Mapping[str, Any] | str) -> Mapping[str, Any]:
 def trained_network(space: Space, gallery: str, id: str) -> torch.nn.Module:
     """Return a model of a gallery with its weights."""
     return load_network(EvaluatorTask(space, {}), Gallery(gallery), id)
+
+
+def _shown(phase: str, record: Record) -> float:
+    """Return the number of an epoch that NNI's charts show."""
+    if "metric" in record:
+        return record["metric"]
+    if "validation_error" in record:
+        return 1 - record["validation_error"]
+    raise TrainingError(
+        f"the {phase} evaluator must report a metric or a validation_error after every epoch but"
+        f" reported {', '.join(record) or 'nothing'}."
+    )
 
 
 def one_line(error: BaseException) -> str:

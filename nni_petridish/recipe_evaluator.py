@@ -10,14 +10,14 @@ from torch import nn
 
 from nni_petridish.data import DataSet, load_data
 from nni_petridish.errors import ConfigError
-from nni_petridish.evaluators import MutableEvaluator
+from nni_petridish.evaluators import TaskEvaluator
 from nni_petridish.recipe import Recipe
 from nni_petridish.task import Task, VisionTask
 from nni_petridish.training import evaluate, fit
 
 
 @nni.trace
-class RecipeEvaluator(MutableEvaluator):
+class RecipeEvaluator(TaskEvaluator):
     """Trains by the paper's recipe on one of our data sets, under any NNI strategy.
 
     Under `Petridish` it trains exactly as the other ways to search do, and what was interrupted
@@ -53,6 +53,11 @@ class RecipeEvaluator(MutableEvaluator):
         if self._loaded is None:
             self._loaded = load_data(**self._arguments)
         return self._loaded
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the recipe."""
+        return self.recipe.epochs
 
     def task(self, space: Any) -> Task:
         """Return the task of growing in a space, trained by this recipe."""

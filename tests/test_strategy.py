@@ -383,6 +383,24 @@ def test_a_search_without_any_model_says_why(tmp_path: Path, start: Any) -> None
         start(strategy, by_hand())
 
 
+def test_an_attribute_of_a_users_evaluator_is_not_taken_for_ours(
+    tmp_path: Path, start: Any
+) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=1)
+    start(strategy, users.Tasked())
+    assert len(strategy.models()) == 1
+
+
+def test_an_evaluator_without_any_metric_fails_in_one_line(tmp_path: Path, start: Any) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=1)
+    with pytest.raises(SearchError, match="ended without a model"):
+        start(strategy, users.Silent())
+    reasons = {e["reason"] for e in journal(tmp_path / "gallery") if e["event"] == "fail"}
+    (reason,) = reasons
+    assert "must report a metric or a validation_error after every epoch" in reason
+    assert reason.endswith("but reported epoch, loss.")
+
+
 def test_an_interrupted_experiment_resumes(tmp_path: Path, start: Any) -> None:
     folder = tmp_path / "gallery"
     first = start(Petridish(folder, max_models=4, **SHORT), by_hand(), models=2)
