@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nni_petridish import native_structures as structures
 from nni_petridish.kernels import fast_kernels_apply
 from nni_petridish.native_library import native_library
 
@@ -39,38 +40,6 @@ class Geometry(NamedTuple):
     def is_native(self) -> bool:
         """Whether there are loops for it."""
         return self.kernel in (3, 5) and self.stride in (1, 2) and self.dilation in (1, 2)
-
-
-def _fields(numbers: str, tensors: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_long) for name in numbers.split()] + [
-        (name, ctypes.c_void_p) for name in tensors.split()
-    ]
-
-
-class _Batch(ctypes.Structure):
-    _fields_ = _fields("images height width channels threads", "")
-
-
-class _Unit(ctypes.Structure):
-    _fields_ = [
-        *_fields("kernel stride dilation", "x scale shift depthwise pointwise y mean variance"),
-        *_fields("", "g of_g of_y constant centre dx totals products ddepthwise dpointwise"),
-        *_fields("adds", "kept"),
-    ]
-
-
-class _Pool(ctypes.Structure):
-    _fields_ = [
-        *_fields("kind stride", "x mean variance g totals products dx"),
-        ("adds", ctypes.c_long),
-    ]
-
-
-class _Projection(ctypes.Structure):
-    _fields_ = _fields(
-        "parts outputs",
-        "x even odd y mean variance g of_g of_y constant dx deven dodd",
-    ) + _fields("adds", "totals products")
 
 
 def native_applies(x: Tensor) -> bool:
@@ -156,11 +125,11 @@ class Unit(NamedTuple):
         check_memory(loaded(x).unit_backward(ctypes.byref(unit), _batch(x)))
         return found
 
-    def _with(self, **tensors: Tensor | None) -> _Unit:
+    def _with(self, **tensors: Tensor | None) -> structures.Unit:
         """Return the unit with what it takes and makes."""
         scale, shift = self.affine or (None, None)
         own = {"depthwise": self.depthwise, "pointwise": self.pointwise}
-        return _Unit(*self.geometry, **_at(**tensors, **own, scale=scale, shift=shift))
+        return structures.Unit(*self.geometry, **_at(**tensors, **own, scale=scale, shift=shift))
 
 
 class UnitGradients(NamedTuple):
@@ -215,16 +184,16 @@ class Projection(NamedTuple):
             raise ValueError(f"a projection of two parts cannot have {widths} outputs.")
         return sum(widths)
 
-    def _with(self, outputs: int, **tensors: Tensor | None) -> _Projection:
+    def _with(self, outputs: int, **tensors: Tensor | None) -> structures.Projection:
         """Return the projection with what it takes and makes."""
         weights = dict(zip(("even", "odd"), self.weights, strict=False))
-        return _Projection(len(self.weights), outputs, **_at(**weights, **tensors))
+        return structures.Projection(len(self.weights), outputs, **_at(**weights, **tensors))
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel."""
     mean, variance = x.new_empty(2, x.shape[1]).unbind()
-    call = _Pool(0, 1, **_at(x=x, mean=mean, variance=variance))
+    call = structures.Pool(0, 1, **_at(x=x, mean=mean, variance=variance))
     check_memory(loaded(x).pool_forward(ctypes.byref(call), ctypes.c_long(1), _batch(x)))
     return mean, variance
 
@@ -268,9 +237,9 @@ def _at(**tensors: Tensor | None) -> dict[str, Any]:
     }
 
 
-def _batch(x: Tensor) -> _Batch:
+def _batch(x: Tensor) -> structures.Batch:
     n, channels, height, width = x.shape
-    return _Batch(n, height, width, channels, torch.get_num_threads())
+    return structures.Batch(n, height, width, channels, torch.get_num_threads())
 
 
 def _check_shapes(g: Tensor, x: Tensor) -> None:

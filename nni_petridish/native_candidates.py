@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nni_petridish.native import ONE_TYPE, Geometry, check_memory, check_output, loaded
+from nni_petridish.native_structures import CANDIDATE
 
 
 class Kernel(NamedTuple):
@@ -43,8 +43,6 @@ class Candidate(NamedTuple):
 
 
 _OTHERS = ("none", "avg", "max", "reduce")
-_CANDIDATE = struct.Struct("5l 2P 3l 3l4P 3l4P 7P 7P 2d")
-"""A candidate as C has it: see c/native.c. The last number is the gradient of α."""
 _NOWHERE = (0, 0)
 
 
@@ -62,7 +60,7 @@ def candidate_gradients(
     check_memory(
         run(memory, ctypes.c_long(len(candidates)), ctypes.c_void_p(g.data_ptr()), *settings)
     )
-    return [found[-1] for found in _CANDIDATE.iter_unpack(memory)]
+    return [found[-1] for found in CANDIDATE.iter_unpack(memory)]
 
 
 def _packed(g: Tensor, of: Candidate) -> bytes:
@@ -79,7 +77,7 @@ def _packed(g: Tensor, of: Candidate) -> bytes:
     else:
         second = (0,) * 7
         norms = (0, 0, 0, 0, *statistics, *(0,) * 7)
-    return _CANDIDATE.pack(
+    return CANDIDATE.pack(
         *(n, height, width, channels, torch.get_num_threads()),
         *(x.data_ptr(), 0 if of.dx is None else of.dx.data_ptr(), of.adds),
         *((len(geometries), 0) if other is None else (0, _OTHERS.index(other))),

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from nni_petridish.cache import make_cache_folder
+from nni_petridish.native_structures import check_sizes
 
 _SOURCES = Path(__file__).with_name("c")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-fopenmp", "-std=gnu11")
@@ -38,10 +39,12 @@ def native_library(dtype: torch.dtype) -> ctypes.CDLL | None:
     if compiler is None:
         return None
     try:
-        return ctypes.CDLL(str(_compiled(compiler, _REAL[dtype])), mode=os.RTLD_NOW)
+        library = ctypes.CDLL(str(_compiled(compiler, _REAL[dtype])), mode=os.RTLD_NOW)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home
         _logger.warning("native kernels could not be compiled, PyTorch's are used: %s", error)
         return None
+    check_sizes(library)  # a mistake in this package, not on this machine: never passed over
+    return library
 
 
 def _compiled(compiler: str, real: str) -> Path:

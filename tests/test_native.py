@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import itertools
 import logging
 import os
@@ -21,10 +22,12 @@ from torch.nn.utils import prune, spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 from nni_petridish import native
+from nni_petridish import native_library as native_library_module
 from nni_petridish.genotype import VISION_OPS
 from nni_petridish.hidden_sum import SharedInput, Unnormalized, add_hidden_sum, hide
 from nni_petridish.kernels import plain_ops
 from nni_petridish.native_library import native_library
+from nni_petridish.native_structures import SIZES
 from nni_petridish.normalize import normalize
 from nni_petridish.weak_learner import AlphaTable, JointWeakLearner
 from search_spaces.ops import FactorizedReduce, SeparableConvs, make_op, project
@@ -460,8 +463,8 @@ def test_candidates_that_the_kernels_do_not_know_are_left_to_torch() -> None:
 
 
 def test_a_broken_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     whole = Path(native.loaded(torch.empty(0, dtype=torch.float64))._name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     broken = tmp_path / "nni-petridish" / whole.name
     broken.parent.mkdir(mode=0o700)
     broken.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
@@ -513,6 +516,25 @@ def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     before = made.stat().st_mtime_ns
     assert native_library.__wrapped__(torch.float64) is not None
     assert made.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_structures_have_the_same_size_in_c_and_in_python(dtype: torch.dtype) -> None:
+    library = native_library(dtype)
+    in_c = {name: ctypes.c_long.in_dll(library, f"size_of_{name}").value for name in SIZES}
+    assert in_c == SIZES
+
+
+def test_a_structure_that_changed_in_c_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = shutil.copytree(native_library_module._SOURCES, tmp_path / "c")
+    header = sources / "images.h"
+    header.write_text(header.read_text().replace("long images,", "long depth, images,"))
+    monkeypatch.setattr(native_library_module, "_SOURCES", sources)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(TypeError, match="structure 'batch' has 48 bytes in C but 40 in Python"):
+        native_library.__wrapped__(torch.float64)
 
 
 def test_it_can_be_switched_off() -> None:

@@ -38,6 +38,10 @@ typedef struct {
     double alpha, dalpha;
 } candidate;
 
+/* The sizes of the structures that native_structures.py mirrors. */
+const long size_of_batch = sizeof(batch), size_of_unit = sizeof(unit), size_of_pool = sizeof(pool);
+const long size_of_projection = sizeof(projection), size_of_candidate = sizeof(candidate);
+
 /* What all norms have. */
 typedef struct {
     double eps, momentum;
