@@ -3,8 +3,8 @@
 A model space of NNI's hub, a Classification evaluator, an experiment, the exported architecture,
 and its training from scratch. One line is about Petridish: the strategy.
 
-``python examples/darts_space.py`` takes about two minutes, on scikit-learn's digits made larger;
-``--cifar10 FOLDER --width 16 --cells 8`` is the tutorial's own size, and wants a GPU.
+``python examples/darts_space.py`` takes about two minutes, on scikit-learn's digits scaled up;
+``--cifar10 FOLDER --width 16 --cells 8`` is the tutorial's own size and needs a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # small networks: threads cost more than they bring
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for small networks more threads are slower
 
 import nni
 import torch
@@ -30,7 +30,7 @@ SIZE = 16
 
 @nni.trace
 class Images(torch.utils.data.Dataset):
-    """Coloured images: digits of 16x16 pixels, or CIFAR-10 if there is a folder."""
+    """Color images: digits of 16x16 pixels, or CIFAR-10 if a folder is given."""
 
     def __init__(self, part: str, cifar10: str | None) -> None:
         data = load_data("cifar10", root=cifar10) if cifar10 else load_data("digits")
@@ -48,7 +48,7 @@ class Images(torch.utils.data.Dataset):
 
 
 def make_evaluator(options: argparse.Namespace, epochs: int) -> Classification:
-    """As any user of NNI has it."""
+    """Return an ordinary evaluator of NNI."""
     loaders = {
         part: DataLoader(Images(part, options.cifar10), batch_size=64, shuffle=part == "train")
         for part in ("train", "validation")
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--cifar10", metavar="FOLDER", help="CIFAR-10 in torchvision's layout")
     parser.add_argument("--width", type=int, default=4)
     parser.add_argument("--cells", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=3, help="of every phase")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of every phase")
     parser.add_argument("--retrain-epochs", type=int, default=10)
     parser.add_argument("--models", type=int, default=5)
     parser.add_argument("--gallery", default="gallery-darts-space")
@@ -82,7 +82,7 @@ def main() -> None:
 
     model_space = DartsSpace(**size)
     evaluator = make_evaluator(options, options.epochs)
-    strategy = Petridish(options.gallery, max_models=options.models)  # the line: was DARTS()
+    strategy = Petridish(options.gallery, max_models=options.models)  # was DARTS()
     experiment = NasExperiment(model_space, evaluator, strategy)
     experiment.run()
     (architecture,) = experiment.export_top_models(1, formatter="dict")

@@ -1,11 +1,11 @@
-"""Grow a trained model of torchvision, and compare with training it on at the same cost.
+"""Grow a trained model of torchvision and compare it with further training at the same cost.
 
 ``python examples/grow_torchvision.py`` trains a small MobileNetV2 on scikit-learn's digits, then
-goes on from there in two ways: it grows the network once, and it trains the network as it is for
-the same processor time. ``--data fashion_mnist --root FOLDER --limit 3000`` takes another data set,
+continues in two ways: it grows the network once, and it trains the unchanged network for the same
+processor time. ``--data fashion_mnist --root FOLDER --limit 3000`` selects another data set,
 ``--model shufflenet`` another network. Validation selects the epoch of each way, and the learning
-rate of training on if it is given several; the test set is looked at once, at the end, and not at
-all with ``--no-test``, for those who look for settings.
+rate of further training if several are given. The test set is used once, at the end; use
+``--no-test`` while looking for settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import time
 from typing import NamedTuple
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # small networks: threads cost more than they bring
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for small networks more threads are slower
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,8 @@ from nni_petridish import (
 from nni_petridish.data import DataSet
 from nni_petridish.splits import Split
 
-#: Of the MobileNetV2: each block reads the two layers before it. The last layer, 1280 wide, would
-#: cost most: left out.
+#: Sources in the MobileNetV2: each block reads the two layers before it. The last layer, 1280 wide,
+#: would cost most and is left out.
 SOURCES = {
     "features.1": ["features.0"],
     "features.2": ["features.0", "features.1"],
@@ -46,7 +46,7 @@ SOURCES = {
 
 
 def small_mobilenet(image_shape: tuple[int, int, int], width: float) -> nn.Module:
-    """Torchvision's MobileNetV2 with three blocks, for small images."""
+    """Return torchvision's MobileNetV2 with three blocks, for small images."""
     channels, size, _ = image_shape
     blocks = [[1, 16, 1, 1], [4, 24, 1, 2], [4, 32, 1, 2]]
     net = MobileNetV2(10, width, inverted_residual_setting=blocks)
@@ -56,7 +56,7 @@ def small_mobilenet(image_shape: tuple[int, int, int], width: float) -> nn.Modul
 
 
 def narrow_shufflenet(image_shape: tuple[int, int, int], width: float) -> nn.Module:
-    """Torchvision's ShuffleNetV2 with one block in each stage, for small images."""
+    """Return torchvision's ShuffleNetV2 with one block in each stage, for small images."""
     widths = [2 * round(width * filters / 2) for filters in (8, 16, 32, 64, 64)]
     net = ShuffleNetV2([1, 1, 1], widths, num_classes=10)
     net.conv1[0] = nn.Conv2d(image_shape[0], widths[0], 3, 2, 1, bias=False)
@@ -93,7 +93,7 @@ def train(
     batch: int = 32,
     select: bool = True,
 ) -> Trained:
-    """Train with SGD and a cosine; the network is left as it was after its best epoch, or last."""
+    """Train with SGD and a cosine schedule; keep the weights of the best epoch, or of the last."""
     optimizer = torch.optim.SGD(
         net.parameters(), lr, momentum=0.9, weight_decay=2e-4, nesterov=True
     )
@@ -119,7 +119,7 @@ def train(
 
 
 def compare(options: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
-    """Train a parent, then go on in both ways; return what is known of all three."""
+    """Train a parent, continue in both ways, and return the figures of all three networks."""
     data = load_data(
         options.data, options.root, limit=options.limit, validation=options.validation, seed=seed
     )
@@ -158,7 +158,7 @@ def grow(
     options: argparse.Namespace,
     seed: int,
 ) -> tuple[nn.Module, Trained]:
-    """Grow a network, once or several times, and train it."""
+    """Grow a network once or several times and train it."""
     make_growable(net, torch.zeros(1, *data.image_shape), sources=sources, ops=options.ops)
     spent = 0.0
     for growth in range(options.growths):
@@ -206,23 +206,23 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=None, help="training images to use")
     parser.add_argument("--validation", type=int, default=None, help="validation images to use")
     parser.add_argument("--model", choices=MODELS, default="mobilenet")
-    parser.add_argument("--width", type=float, default=0.25, help="of the network: a factor")
+    parser.add_argument("--width", type=float, default=0.25, help="factor of the network's width")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=12, help="of the parent")
+    parser.add_argument("--epochs", type=int, default=12, help="epochs of the parent")
     parser.add_argument("--weak-epochs", type=int, default=4)
     parser.add_argument("--final-epochs", type=int, default=8)
     parser.add_argument("--growths", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--weak-lr", type=float, help="of weak learning; default: --lr")
-    parser.add_argument("--final-lr", type=float, help="after growing; default: --lr")
-    parser.add_argument("--on-lrs", type=float, nargs="+", help="to try for training on")
+    parser.add_argument("--final-lr", type=float, help="learning rate after growing; default: --lr")
+    parser.add_argument("--on-lrs", type=float, nargs="+", help="rates to try for training on")
     parser.add_argument("--l1", type=float, default=0.001)
     parser.add_argument("--i-max", type=int, default=3)
     parser.add_argument("--ops", nargs="+", help="eligible operations; default: all")
-    parser.add_argument("--no-test", action="store_true", help="leave the test set alone")
-    parser.add_argument("--verbose", action="store_true", help="print what has grown")
+    parser.add_argument("--no-test", action="store_true", help="do not use the test set")
+    parser.add_argument("--verbose", action="store_true", help="print the growths")
     options = parser.parse_args()
 
     results = []

@@ -1,4 +1,4 @@
-"""Petridish in an NNI experiment: your evaluator as it is, one line for the strategy.
+"""Petridish in an NNI experiment: an unchanged evaluator and one line for the strategy.
 
 ``python examples/nas_experiment.py`` searches in this process, in about a minute;
 ``--workers 2`` uses NNI's training service and web UI.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # small networks: threads cost more than they bring
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for small networks more threads are slower
 
 import nni
 from nni.nas.evaluator.pytorch import Classification, DataLoader
@@ -20,14 +20,14 @@ from nni_petridish.strategy import Petridish
 from search_spaces import VisionSpace
 
 
-@nni.trace  # how NNI sends data to trials: they load it themselves
+@nni.trace  # lets NNI send the call to trials, which load the data themselves
 def digits(part: str) -> object:
     """Return a part of scikit-learn's digits."""
     return getattr(load_data("digits"), part)
 
 
 def make_evaluator() -> Classification:
-    """An evaluator of NNI, nothing special about it."""
+    """Return an ordinary evaluator of NNI."""
     return Classification(
         num_classes=10,
         learning_rate=0.01,
@@ -41,7 +41,7 @@ def make_evaluator() -> Classification:
 
 
 def make_config(workers: int) -> NasExperimentConfig:
-    """In this process for one worker, NNI's local training service for several."""
+    """Return a configuration: this process for one worker, NNI's local service for several."""
     if workers == 1:
         return NasExperimentConfig(execution_engine="sequential", model_format="simplified")
     config = NasExperimentConfig("ts", "simplified", "local")
@@ -72,7 +72,7 @@ def main() -> None:
         print(f"  {model.id}  {model.multiply_adds:13d}  {model.parameters:10d}  {model.error:.3f}")
     (sample,) = experiment.export_top_models(1, formatter="dict")
     (network,) = experiment.export_top_models(1, formatter="instance")
-    print(f"  the best one's normal cell: {sample['normal']}")
+    print(f"  normal cell of the best model: {sample['normal']}")
     print(f"  {type(network).__name__} with its trained weights; all models: {strategy.folder}")
     experiment.stop()
 

@@ -1,8 +1,8 @@
 """A user's own model space and Lightning module, searched by Petridish.
 
-The space has layers and a depth to choose, outside of any cell; the module has a loss, an optimizer
-and a schedule of its own. Neither knows of Petridish. Takes about a minute, on scikit-learn's
-digits: ``python examples/own_space.py``.
+The space chooses layers and a depth, outside of any cell. The module has a loss, an optimizer and a
+schedule of its own. Neither knows about Petridish. ``python examples/own_space.py`` takes about a
+minute, on scikit-learn's digits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # small networks: threads cost more than they bring
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for small networks more threads are slower
 
 import nni
 import torch
@@ -26,7 +26,7 @@ from nni_petridish.strategy import Petridish
 
 
 def conv(channels: int, kernel: int) -> nn.Module:
-    """Conv, batch norm and ReLU."""
+    """Return a conv, a batch norm and a ReLU."""
     return nn.Sequential(
         nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False),
         nn.BatchNorm2d(channels),
@@ -67,7 +67,7 @@ class OwnSpace(ModelSpace):
 
 @nni.trace
 class OwnModule(LightningModule):
-    """Own loss, optimizer and schedule."""
+    """A Lightning module with its own loss, optimizer and schedule."""
 
     def __init__(self, lr: float) -> None:
         super().__init__()
@@ -84,12 +84,12 @@ class OwnModule(LightningModule):
         return F.cross_entropy(self(images), labels, label_smoothing=0.1)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
-        """Collect."""
+        """Collect the hits of a batch."""
         images, labels = batch
         self.hits.append((self(images).argmax(1) == labels).float())
 
     def on_validation_epoch_end(self) -> None:
-        """Report to NNI, as its documentation asks for."""
+        """Report to NNI, as its documentation requires."""
         self.accuracy = float(torch.cat(self.hits).mean())
         self.hits.clear()
         if not self.trainer.sanity_checking:
@@ -100,7 +100,7 @@ class OwnModule(LightningModule):
         nni.report_final_result(self.accuracy)
 
     def configure_optimizers(self) -> object:
-        """AdamW, one cycle."""
+        """Return AdamW with a one-cycle schedule."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr)
         steps = self.trainer.estimated_stepping_batches
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.lr, total_steps=steps)
@@ -114,10 +114,10 @@ def digits(part: str) -> object:
 
 
 def main() -> None:
-    """Search, and show how the networks grew."""
+    """Search and print the models in the order of their growth."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=int, default=6)
-    parser.add_argument("--epochs", type=int, default=4, help="of every phase")
+    parser.add_argument("--epochs", type=int, default=4, help="epochs of every phase")
     parser.add_argument("--gallery", default="gallery-own-space")
     options = parser.parse_args()
 
