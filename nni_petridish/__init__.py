@@ -5,82 +5,72 @@ The names below load what they need on first use, so that importing the package 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nni_petridish._lazy import attach
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AlphaTable": "weak_learner",
-    "ConfigError": "errors",
-    "Coordinator": "coordinator",
-    "DataError": "errors",
-    "Gallery": "gallery",
-    "GalleryError": "errors",
-    "Genotype": "genotype",
-    "GenotypeError": "errors",
-    "Growth": "records",
-    "GrowthError": "errors",
-    "Interrupted": "training",
-    "L1Schedule": "schedules",
-    "LanguageRecipe": "language_recipe",
-    "Limits": "settings",
-    "ModelGenotype": "model_genotype",
-    "Outcome": "records",
-    "Petridish": "strategy",
-    "PetridishError": "errors",
-    "PetridishTuner": "tuner",
-    "Plan": "settings",
-    "Recipe": "recipe",
-    "RecipeEvaluator": "recipe_evaluator",
-    "RecurrentGenotype": "recurrent_genotype",
-    "Search": "search",
-    "SearchConfig": "config",
-    "SearchError": "errors",
-    "SearchSettings": "settings",
-    "Site": "weak_learner",
-    "TrainingError": "errors",
-    "VisionGenotype": "genotype",
-    "VisionTask": "task",
-    "Watcher": "growth",
-    "ablate": "ablations",
-    "alpha_tables": "grow",
-    "attach_candidates": "grow",
-    "candidate_parameters": "grow",
-    "count_multiply_adds": "complexity",
-    "count_parameters": "complexity",
-    "detach_candidates": "grow",
-    "evaluate": "training",
-    "extra_loss": "grow",
-    "finalize_candidates": "grow",
-    "fit": "training",
-    "has_candidates": "grow",
-    "load_data": "data",
-    "load_model": "export",
-    "load_network": "growth",
-    "make_growable": "search_spaces.any_model",
-    "run_growth": "growth",
-    "run_search": "runner",
-    "sites": "grow",
-    "stop_forward": "weak_learner",
-    "stop_gradient": "weak_learner",
-    "tune": "tuning",
-}
-
-__all__ = sorted([*_HOMES, "__version__"])
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES[name]
-    package = "" if home.startswith("search_spaces.") else f"{__name__}."
-    return getattr(importlib.import_module(package + home), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "AlphaTable": ".weak_learner",
+        "ConfigError": ".errors",
+        "Coordinator": ".coordinator",
+        "DataError": ".errors",
+        "Gallery": ".gallery",
+        "GalleryError": ".errors",
+        "Genotype": ".genotype",
+        "GenotypeError": ".errors",
+        "Growth": ".records",
+        "GrowthError": ".errors",
+        "Interrupted": ".training",
+        "L1Schedule": ".schedules",
+        "LanguageRecipe": ".language_recipe",
+        "Limits": ".settings",
+        "ModelGenotype": ".model_genotype",
+        "Outcome": ".records",
+        "Petridish": ".strategy",
+        "PetridishError": ".errors",
+        "PetridishTuner": ".tuner",
+        "Plan": ".settings",
+        "Recipe": ".recipe",
+        "RecipeEvaluator": ".recipe_evaluator",
+        "RecurrentGenotype": ".recurrent_genotype",
+        "Search": ".search",
+        "SearchConfig": ".config",
+        "SearchError": ".errors",
+        "SearchSettings": ".settings",
+        "Site": ".weak_learner",
+        "TrainingError": ".errors",
+        "VisionGenotype": ".genotype",
+        "VisionTask": ".task",
+        "Watcher": ".growth",
+        "ablate": ".ablations",
+        "alpha_tables": ".grow",
+        "attach_candidates": ".grow",
+        "candidate_parameters": ".grow",
+        "count_multiply_adds": ".complexity",
+        "count_parameters": ".complexity",
+        "detach_candidates": ".grow",
+        "evaluate": ".training",
+        "extra_loss": ".grow",
+        "finalize_candidates": ".grow",
+        "fit": ".training",
+        "has_candidates": ".grow",
+        "load_data": ".data",
+        "load_model": ".export",
+        "load_network": ".growth",
+        "make_growable": "search_spaces.any_model",
+        "run_growth": ".growth",
+        "run_search": ".runner",
+        "sites": ".grow",
+        "stop_forward": ".weak_learner",
+        "stop_gradient": ".weak_learner",
+        "tune": ".tuning",
+    },
+    defined=["__version__"],
+)
 
 if TYPE_CHECKING:
     from nni_petridish.ablations.work import ablate

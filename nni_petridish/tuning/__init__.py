@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_HOMES = {"Section": "section", "Tuning": "settings", "tune": "study"}
+from nni_petridish._lazy import attach
 
-__all__ = ["Section", "Tuning", "tune"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
+__getattr__, __dir__, __all__ = attach(
+    __name__, {"Section": ".section", "Tuning": ".settings", "tune": ".study"}
+)
 
 if TYPE_CHECKING:
     from nni_petridish.tuning.section import Section
