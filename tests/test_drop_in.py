@@ -11,13 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nni
 import pytest
 import torch
-from torch import Tensor, nn
-
-pytest.importorskip("nni")
-
-import nni
 from nni.nas.evaluator import FunctionalEvaluator
 from nni.nas.experiment import NasExperiment, NasExperimentConfig
 from nni.nas.hub.pytorch import DARTS, ENAS, PNAS, AmoebaNet, NASNet
@@ -26,6 +22,7 @@ from nni.nas.space import model_context
 from nni.nas.strategy import DARTS as DartsStrategy
 from nni.nas.strategy import TPE, Random, RegularizedEvolution
 from nni.tools.nnictl import config_utils
+from torch import Tensor, nn
 
 from nni_petridish import Genotype
 from nni_petridish.baselines.switches import SwitchSpace

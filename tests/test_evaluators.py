@@ -8,17 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nni
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip("nni")
-
-import nni
 from nni.nas.experiment import NasExperiment
 from nni.nas.hub.pytorch import DARTS
 from nni.nas.space import model_context
 from pytorch_lightning import Callback
+from torch import nn
 
 from nni_petridish.errors import ConfigError, GrowthError, TrainingError
 from nni_petridish.evaluators import run_evaluator

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -114,7 +116,6 @@ def test_torch_export_needs_nothing_of_this_package(
 
 
 def test_onnx_needs_nothing_of_this_package(gallery: Gallery, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
     path, images = tmp_path / "model.onnx", torch.randn(4, 1, 8, 8)
     arguments = ["export", str(gallery.folder), "--format", "onnx", "--out", str(path)]
     assert main(arguments) == 0
@@ -125,8 +126,6 @@ def test_onnx_needs_nothing_of_this_package(gallery: Gallery, tmp_path: Path) ->
         f"session = onnxruntime.InferenceSession({str(path)!r})\n"
         f"numpy.save({str(tmp_path / 'y')!r}, session.run(['logits'], {{'input': x}})[0])"
     )
-    import numpy as np
-
     found = torch.from_numpy(np.load(tmp_path / "y.npy"))
     expected = outputs(nni_petridish.load_model(gallery.folder), images)
     assert float((found - expected).abs().max()) < 1e-4
@@ -134,10 +133,9 @@ def test_onnx_needs_nothing_of_this_package(gallery: Gallery, tmp_path: Path) ->
 
 
 def test_a_language_model_is_exported_word_by_word(tmp_path: Path) -> None:
-    ort = pytest.importorskip("onnxruntime")
     model = from_gallery(recurrent_gallery(tmp_path).folder)
     export_model(model, tmp_path / "model.onnx", "onnx")
-    session = ort.InferenceSession(str(tmp_path / "model.onnx"))
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
     words = torch.randint(20, (6, 3))
     expected = outputs(model.build(), words)
     state = torch.zeros(3, 8).numpy()
@@ -150,7 +148,6 @@ def test_a_language_model_is_exported_word_by_word(tmp_path: Path) -> None:
 def test_an_onnx_file_that_computes_something_else_is_not_left(
     gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("onnxruntime")
     monkeypatch.setattr("nni_petridish.export.TOLERANCE", -1.0)
     with pytest.raises(nni_petridish.PetridishError, match="differ from PyTorch's"):
         export_model(from_gallery(gallery.folder), tmp_path / "model.onnx", "onnx")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -537,9 +538,6 @@ def test_bad_dropout_is_named() -> None:
 
 
 def test_nni_samples_are_cells() -> None:
-    pytest.importorskip("nni")
-    import numpy as np
-
     space = RecurrentSpace(WORDS, 7, max_nodes=4)
     wrapped = space.model_space()
     random = np.random.RandomState(0)

@@ -12,13 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nni
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("nni")
-
-import nni
 from nni.experiment.config import RemoteConfig, RemoteMachineConfig
 from nni.mutable import SampleValidationError
 from nni.nas.evaluator import FunctionalEvaluator
