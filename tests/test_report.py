@@ -22,7 +22,7 @@ from nni_petridish.prediction import best_step, slopes
 from nni_petridish.recipe import Recipe
 from nni_petridish.report import hull_table, lineage_table, write_report
 from nni_petridish.report.cells import draw_cells
-from nni_petridish.report.diary import predicted_change, realised_change
+from nni_petridish.report.diary import loss_at_selection_and_end, predicted_change
 from nni_petridish.selection import open_search
 from nni_petridish.task import VisionTask
 from search_spaces import VisionSpace
@@ -179,12 +179,12 @@ def test_the_tables_are_those_of_the_search(tmp_path: Path) -> None:
     assert tree[2].startswith("│  └─ g00003")
 
 
-def test_the_diary_tells_selected_predicted_and_realised(tmp_path: Path) -> None:
+def test_the_diary_tells_selected_predicted_and_realized(tmp_path: Path) -> None:
     gallery = vision_gallery(tmp_path)
     documents = gallery.load_documents("g00001")
     assert predicted_change(documents["alphas"]) == -0.1
     assert predicted_change({}) is None
-    assert realised_change(documents["history"]) == (0.8, 0.55)
+    assert loss_at_selection_and_end(documents["history"]) == (0.8, 0.55)
     text = report(gallery)
     assert "<td>−0.1000</td><td>−0.2500</td>" in text
     chart = (gallery.folder / "pictures" / "g00001-alphas-normal.svg").read_text()

@@ -1,4 +1,4 @@
-"""What a search has found: tables for a terminal, and a page with pictures that works offline."""
+"""Reports of a search: tables for a terminal, and a page with pictures that works offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawings of cells: nodes, operations, and which growth added them."""
+"""Drawings of cells: nodes, operations, and the growths that added them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ROW, _GAP, _HEAD = 30, 10, 18
 _OP, _NODE, _SPACE = 112, 34, 46
 
 Authors = Mapping[str, Sequence[str]]
-"""For each α table the id of the growth that added each of its weak learners."""
+"""For each α table, the ids of the growths that added its weak learners, in their order."""
 
 
 def draw_cells(genotype: Genotype, authors: Authors) -> dict[str, Markup]:
-    """Return a picture of every kind of cell."""
+    """Draw every kind of cell of a genotype; empty for genotypes without cells."""
     if isinstance(genotype, VisionGenotype):
         return {
             key: _vision_cell(key, learners, authors.get(key, ()))
@@ -44,7 +44,7 @@ def learners_of(genotype: Genotype) -> dict[str, int]:
 
 @dataclass
 class _Drawing:
-    """Edges lie under boxes, whatever the order in which they are made."""
+    """Boxes and edges of a cell; edges lie below boxes, in whatever order they are added."""
 
     edges: list[str] = field(default_factory=list)
     boxes: list[str] = field(default_factory=list)
@@ -100,7 +100,7 @@ def _vision_cell(key: str, learners: Sequence[Learner], authors: Sequence[str]) 
 
 
 def _columns(learners: Sequence[Learner]) -> list[int]:
-    """Return how far to the right each learner must lie: behind all whose output it reads."""
+    """Return the column of each learner: to the right of all learners whose output it reads."""
     columns: list[int] = []
     names = [learner_name(i) for i in range(len(learners))]
     for learner in learners:

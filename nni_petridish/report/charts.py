@@ -1,4 +1,4 @@
-"""Charts with axes: error versus multiply-adds, and the curves of a training."""
+"""Charts with axes: error versus multiply-adds, and training curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class _Frame:
-    """Axes: where numbers lie in the picture."""
+    """Axes of a chart: a map from values to positions in the picture."""
 
     width: float
     height: float
@@ -62,7 +62,7 @@ class _Frame:
 
 
 def hull_chart(search: Search, error: str = "validation error") -> Markup:
-    """Draw all models by multiply-adds and error, who grew from whom, and the hull."""
+    """Draw all models by multiply-adds and error, lines from parents to children, and the hull."""
     models = {record.id: record for record in search.models() if math.isfinite(record.error)}
     hull = search.hull()
     if not models:
@@ -146,7 +146,7 @@ def _curve(
 
 
 def _phases(history: Mapping[str, Sequence[object]], frame: _Frame) -> list[str]:
-    """Mark where candidates became weak learners."""
+    """Mark the epoch at which the candidates were selected and finalized."""
     if not history.get("weak") or not history.get("final"):
         return []
     x = frame.x(len(history["weak"]) + 0.5)
@@ -154,5 +154,5 @@ def _phases(history: Mapping[str, Sequence[object]], frame: _Frame) -> list[str]
     return [
         svg.line(x, frame.top, x, bottom, "kin"),
         svg.text(x - 5, frame.top + 11, "weak learning", "soft", "end"),
-        svg.text(x + 5, frame.top + 11, "finalised", "soft"),
+        svg.text(x + 5, frame.top + 11, "finalized", "soft"),
     ]

@@ -1,4 +1,4 @@
-"""The diary of a growth: α of every candidate, who was selected, and what came of it."""
+"""The diary of a growth: α of every candidate, the selection, and the change of the loss."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def alpha_chart(key: str, rows: Sequence[Mapping[str, Any]], i_max: int) -> Mark
 
 
 def predicted_change(alphas: Mapping[str, Any]) -> float | None:
-    """Return how the best step along the selected shortcuts changes the loss; None if unknown."""
+    """Return the change of the loss by the best step along the selected shortcuts, if known."""
     return _number((alphas.get("step") or {}).get("change"))
 
 
-def realised_change(
+def loss_at_selection_and_end(
     history: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> tuple[float, float] | None:
-    """Return the validation loss when the shortcuts were selected, and after training them."""
+    """Return the validation loss at selection and after the training that follows, if known."""
     ends = [history[phase][-1] for phase in ("weak", "final") if history.get(phase)]
     losses = [_number(record.get("validation_loss")) for record in ends]
     if len(losses) == 2 and losses[0] is not None and losses[1] is not None:
@@ -61,7 +61,7 @@ def realised_change(
 
 
 def selected_shortcuts(alphas: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return what each α table selected, as op(source)."""
+    """Return the selected shortcuts of each α table, as op(source)."""
     return {
         key: [_name(row) for row in rows[: alphas.get("i_max", 0)]]
         for key, rows in alphas.get("tables", {}).items()

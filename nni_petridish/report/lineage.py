@@ -12,7 +12,7 @@ _ROW, _INDENT, _TOP = 24, 22, 34
 
 
 def lineage_tree(search: Search) -> Markup:
-    """Draw every model under its parent, those on the hull filled."""
+    """Draw every model below its parent; models on the hull are filled."""
     rows = list(walk(search))
     on_hull = {record.id for record in search.hull()}
     depth = max((len(last) for _, last in rows), default=0)

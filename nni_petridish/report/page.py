@@ -13,7 +13,11 @@ from nni_petridish.atomic import write_file
 from nni_petridish.errors import GalleryError, PetridishError
 from nni_petridish.gallery import Gallery
 from nni_petridish.report import svg
-from nni_petridish.report.diary import predicted_change, realised_change, selected_shortcuts
+from nni_petridish.report.diary import (
+    loss_at_selection_and_end,
+    predicted_change,
+    selected_shortcuts,
+)
 from nni_petridish.report.pictures import PICTURES, Documents, Pictures, draw_pictures
 from nni_petridish.report.tables import hull_rows
 from nni_petridish.search import Search
@@ -84,14 +88,14 @@ def _render(search: Search, title: str, documents: Documents, pictures: Pictures
 
 
 def _change_rows(search: Search, documents: Documents) -> list[dict[str, str]]:
-    """Return one row per growth: how it changed the loss and the error."""
+    """Return one row per growth: the changes of the loss and of the error."""
     rows = []
     models = {record.id: record for record in search.models()}
     for id, record in models.items():
         if record.parent is None or id not in documents:
             continue
         predicted = predicted_change(documents[id].get("alphas") or {})
-        losses = realised_change(documents[id].get("history") or {})
+        losses = loss_at_selection_and_end(documents[id].get("history") or {})
         before = models.get(record.parent)
         rows.append(
             {
@@ -99,8 +103,8 @@ def _change_rows(search: Search, documents: Documents) -> list[dict[str, str]]:
                 "parent": record.parent,
                 "loss at selection": f"{losses[0]:.4f}" if losses else "-",
                 "predicted Δ loss": _signed(predicted),
-                "realised Δ loss": _signed(losses[1] - losses[0] if losses else None),
-                "loss in the end": f"{losses[1]:.4f}" if losses else "-",
+                "realized Δ loss": _signed(losses[1] - losses[0] if losses else None),
+                "loss after training": f"{losses[1]:.4f}" if losses else "-",
                 "Δ error": _signed(record.error - before.error if before else None),
             }
         )

@@ -21,7 +21,7 @@ PICTURES = "pictures"
 """Folder of all pictures but `PICTURE_FILE`."""
 
 Documents = Mapping[str, Mapping[str, Any]]
-"""The documents of the models by the ids of the models."""
+"""The documents of the models, by model id."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _error_name(documents: Documents) -> str:
 
 
 def _authors(lineage: list[str], documents: Documents) -> dict[str, list[str]]:
-    """Return which growth added each weak learner: the first of the lineage to have it."""
+    """Return the growth that added each weak learner: the first of the lineage that has it."""
     authors: dict[str, list[str]] = {}
     for id in lineage:
         if id in documents:

@@ -1,4 +1,4 @@
-"""Small pieces of SVG. Colours are classes, so that one picture serves light and dark pages."""
+"""SVG elements. Colors are CSS classes, so that one picture serves light and dark pages."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from html import escape
 
 from markupsafe import Markup
 
-#: Hues of the growths, in their order, on light and on dark ground; they repeat after the last.
+#: Hues of the growths, in their order, on light and dark backgrounds; they repeat after the last.
 _LIGHT = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#e87ba4", "#008300", "#4a3aa7", "#e34948")
 _DARK = ("#3987e5", "#d95926", "#199e70", "#c98500", "#d55181", "#008300", "#9085e9", "#e66767")
 HUES = len(_LIGHT)
 
 
-def _variables(hues: Sequence[str], **colours: str) -> str:
-    named = {f"hue{i}": hue for i, hue in enumerate(hues)} | colours
-    return "; ".join(f"--{name}: {colour}" for name, colour in named.items())
+def _variables(hues: Sequence[str], **colors: str) -> str:
+    named = {f"hue{i}": hue for i, hue in enumerate(hues)} | colors
+    return "; ".join(f"--{name}: {color}" for name, color in named.items())
 
 
-_LIGHT_COLOURS = _variables(
+_LIGHT_COLORS = _variables(
     _LIGHT, ground="#fcfcfb", ink="#1c1c1a", soft="#5f5e59", line="#dedcd4", faint="#b9b7ae"
 )
-_DARK_COLOURS = _variables(
+_DARK_COLORS = _variables(
     _DARK, ground="#1a1a19", ink="#f2f1ec", soft="#b4b2a9", line="#3a3936", faint="#6d6b65"
 )
 #: Style of the pictures and of the page around them.
 STYLE = (
-    f":root {{ color-scheme: light dark; {_LIGHT_COLOURS} }}\n"
-    f"@media (prefers-color-scheme: dark) {{ :root {{ {_DARK_COLOURS} }} }}\n"
+    f":root {{ color-scheme: light dark; {_LIGHT_COLORS} }}\n"
+    f"@media (prefers-color-scheme: dark) {{ :root {{ {_DARK_COLORS} }} }}\n"
     "svg { background: var(--ground) }\n"
     "svg text { font: 12px system-ui, sans-serif; fill: var(--ink) }\n"
     "svg .soft { fill: var(--soft) } svg .mono { font-family: ui-monospace, monospace }\n"
@@ -61,7 +61,7 @@ def picture(width: float, height: float, parts: Sequence[str], label: str) -> Ma
 
 
 def standalone(svg: str) -> str:
-    """Return the picture as a file of its own: with the style that the page otherwise gives."""
+    """Return a picture as a file of its own, with the style that the page provides otherwise."""
     start = svg.index(">") + 1
     return f"{svg[:start]}<style>{STYLE}</style>{svg[start:]}\n"
 
@@ -89,16 +89,16 @@ def curve(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
     return f'<path d="{path}" class="{css}"/>'
 
 
-def box(x: float, y: float, width: float, height: float, css: str, round: float = 5) -> str:
+def box(x: float, y: float, width: float, height: float, css: str, radius: float = 5) -> str:
     """Return a rectangle with round corners."""
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-        f' rx="{round:g}" class="{css}"/>'
+        f' rx="{radius:g}" class="{css}"/>'
     )
 
 
 def dot(x: float, y: float, radius: float, css: str, tip: str) -> str:
-    """Return a circle that says ``tip`` under the mouse."""
+    """Return a circle with the tooltip ``tip``."""
     return (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{css}">'
         f"<title>{escape(tip)}</title></circle>"
@@ -122,7 +122,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def short_count(number: float) -> str:
-    """Return a large number in few letters.
+    """Format a number with three digits and a unit prefix.
 
     >>> short_count(301_888), short_count(1_250_000_000), short_count(950)
     ('302k', '1.25G', '950')

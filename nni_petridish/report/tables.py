@@ -14,7 +14,7 @@ def hull_rows(search: Search) -> list[dict[str, str]]:
 
 
 def model_row(search: Search, record: ModelRecord) -> dict[str, str]:
-    """Return what is worth knowing of a model, by the titles of the columns."""
+    """Return the row of a model: values by column titles."""
     return {
         "model": record.id,
         "parent": record.parent or "-",
@@ -64,9 +64,10 @@ def lineage_table(search: Search) -> str:
 
 
 def walk(search: Search) -> Iterator[tuple[ModelRecord, list[bool]]]:
-    """Yield the models depth first, each with "is the last of its siblings" from its root down.
+    """Yield the models depth first, each with one flag per generation below its root.
 
-    Roots are the seeds, and models whose parent was damaged; for them the list is empty.
+    A flag says whether the ancestor of that generation, at last the model itself, is the last of
+    its siblings. Roots are the seeds and the models whose parent was damaged: they have no flags.
     """
     models = {record.id: record for record in search.models()}
     children: dict[str | None, list[ModelRecord]] = {}
