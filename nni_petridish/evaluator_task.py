@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from nni_petridish.checkpoint import fits, load_checkpoint, restore, save_checkpoint
-from nni_petridish.complexity import count_multiply_adds, count_parameters
 from nni_petridish.errors import ConfigError, TrainingError
 from nni_petridish.evaluators import (
     TaskEvaluator,
@@ -193,13 +192,7 @@ class EvaluatorTask:
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters)."""
-        if hasattr(self.space, "size"):
-            size: tuple[int, int] = self.space.size(net)
-            return size
-        shape = getattr(self.space, "image_shape", None)
-        if shape is None:
-            raise ConfigError(f"multiply-adds can be counted for images only, not {self.space!r}.")
-        return count_multiply_adds(net, shape), count_parameters(net)
+        return self.space.size(net)
 
     def _run(
         self,

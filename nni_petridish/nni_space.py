@@ -58,6 +58,10 @@ class Space(Protocol):
         """Return the space as plain data."""
         ...
 
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one example, parameters) of a network of this space."""
+        ...
+
 
 class LearnersChoice(LabeledMutable):
     """The weak learners of one α table; its values are lists of lists of ``[source, op]``.

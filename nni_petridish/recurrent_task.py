@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from nni_petridish.complexity import count_parameters
 from nni_petridish.genotype import Genotype
 from nni_petridish.language import evaluate_language, fit_language, language_losses
 from nni_petridish.language_recipe import LanguageRecipe
@@ -17,7 +16,6 @@ from nni_petridish.text import Corpus
 
 if TYPE_CHECKING:
     from search_spaces import RecurrentSpace
-    from search_spaces.recurrent_network import RecurrentNetwork
 
 Record = dict[str, float]
 
@@ -99,7 +97,7 @@ class RecurrentTask:
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one word, parameters)."""
-        return cast("RecurrentNetwork", net).multiply_adds(), count_parameters(net)
+        return self.space.size(net)
 
     def describe(self) -> dict[str, Any]:
         """Return space and text as plain data."""

@@ -14,7 +14,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from nni_petridish.chooser import make_chooser, split_ranges
+from nni_petridish.chooser import RANGED, Range, make_chooser, split_ranges
+from nni_petridish.config import usual_settings
 from nni_petridish.coordinator import Coordinator
 from nni_petridish.errors import ConfigError, SearchError
 from nni_petridish.evaluator_task import Metric
@@ -33,7 +34,7 @@ from nni_petridish.nni_engine import (
     run_in_process_by_default,
     skip_foreign_commands,
 )
-from nni_petridish.nni_space import growable_space, to_sample
+from nni_petridish.nni_space import Space, growable_space, to_sample
 from nni_petridish.process import per_machine
 from nni_petridish.records import Done, Growth, ModelRecord
 from nni_petridish.search import Chooser, Search
@@ -64,7 +65,8 @@ class Petridish(Strategy):
         holds an earlier part of the same search is continued.
     l1, i_max
         λ and I_max: numbers, or ranges such as ``{"low": 1e-5, "high": 0.1}``. With a range every
-        growth asks Optuna for its own, see `OptunaChooser`.
+        growth asks Optuna for its own, see `OptunaChooser`. By default those of the kind of space:
+        0.001 and 3, for recurrent cells 0.01 and 1.
     seed
         Decides every random choice of the search.
     seeds
@@ -109,8 +111,8 @@ class Petridish(Strategy):
         self,
         gallery: str | os.PathLike[str],
         *,
-        l1: float | Mapping[str, float] = 0.001,
-        i_max: int | Mapping[str, int] = 3,
+        l1: float | Mapping[str, float] | None = None,
+        i_max: int | Mapping[str, int] | None = None,
         seed: int = 0,
         seeds: int = 1,
         tolerance: float = 0.0,
@@ -142,11 +144,15 @@ class Petridish(Strategy):
         # Trials may have another working directory.
         self.folder = Path(gallery).expanduser().absolute()
         given = locals()
-        self._search, self._ranges = split_ranges(
-            {name: given[name] for name in ("l1", "i_max", "seed", "seeds", "tolerance")}
-        )
-        if self._ranges and chooser is not None:
-            names = " and ".join(self._ranges)
+        # What is not given is decided by the kind of the space, which is known only later.
+        self._search: dict[str, Any] = {
+            name: given[name]
+            for name in ("l1", "i_max", "seed", "seeds", "tolerance")
+            if given[name] is not None
+        }
+        search, ranges = split_ranges(self._search)
+        if ranges and chooser is not None:
+            names = " and ".join(ranges)
             raise ConfigError(f"{names} must not be a range where a chooser is given.")
         self._limits = Limits(**{field.name: given[field.name] for field in fields(Limits)})
         self._variants: dict[str, Any] = {
@@ -161,7 +167,7 @@ class Petridish(Strategy):
         if settled is not None and not isinstance(settled, Mapping):
             raise ConfigError(f"settled must be labels and their values but got {settled!r}.")
         # All that can be wrong is told here, before the experiment starts anything.
-        SearchSettings(**self._search, limits=self._limits)
+        SearchSettings(**search, limits=self._limits)
         for phase, epochs in self._epochs.items():
             if epochs is not None:
                 check_number(f"{phase}_epochs", epochs, 1, whole=True)
@@ -173,9 +179,9 @@ class Petridish(Strategy):
         run_in_process_by_default()
 
     def extra_repr(self) -> str:
-        """Show the gallery and λ, I_max."""
-        shown = {name: self._ranges.get(name, self._search[name]) for name in ("l1", "i_max")}
-        return f"{str(self.folder)!r}, l1={shown['l1']}, i_max={shown['i_max']}"
+        """Show the gallery and λ, I_max as they were given."""
+        given = [f"{name}={self._search[name]}" for name in RANGED if name in self._search]
+        return ", ".join([repr(str(self.folder)), *given])
 
     # Results.
 
@@ -326,12 +332,7 @@ class _Ready:
 
     def __init__(self, strategy: Petridish, model_space: Any) -> None:
         self.space = growable_space(model_space, strategy._settled)
-        if self.space.name == "nni":
-            _check_foreign(strategy)
-        else:
-            kind_of({"space": self.space.name}).with_defaults(
-                {**strategy._search, **strategy._ranges}
-            )
+        search, ranges = _with_defaults(strategy, self.space)
         self.evaluators = {
             phase: model_space.evaluator if evaluator is None else evaluator
             for phase, evaluator in strategy._own_evaluators.items()
@@ -343,9 +344,9 @@ class _Ready:
             for phase, evaluator in self.evaluators.items()
         }
         self.plan = Plan(**epochs, **strategy._variants)
-        self.settings = SearchSettings(**strategy._search, limits=strategy._limits, **epochs)
+        self.settings = SearchSettings(**search, limits=strategy._limits, **epochs)
         # As in `SearchConfig.identity`: a range takes the place of its number.
-        ranges = {name: asdict(range) for name, range in strategy._ranges.items()}
+        ranged = {name: asdict(range) for name, range in ranges.items()}
         described = {"space": self.space.name, **self.space.describe()}
         self.start: dict[str, Any] | None = None
         self.seed: Genotype = self.space.seed()
@@ -358,11 +359,11 @@ class _Ready:
             {
                 **self.settings.identity(),
                 **strategy._variants,
-                **ranges,
+                **ranged,
                 **identity_of(self.start),
             },
         )
-        chooser = make_chooser(strategy._ranges, self.settings, self.gallery)
+        chooser = make_chooser(ranges, self.settings, self.gallery)
         self.chooser = chooser or strategy._chooser
 
     def sample(self, id: str | None) -> dict[str, Any]:
@@ -371,6 +372,16 @@ class _Ready:
             return to_sample(self.space, self.seed)
         document = self.gallery.load_documents(id)["genotype"]
         return to_sample(self.space, Genotype.from_dict(document))
+
+
+def _with_defaults(strategy: Petridish, space: Space) -> tuple[dict[str, Any], dict[str, Range]]:
+    """Return the settings of the search in a space, and the ranges among them."""
+    if space.name == "nni":
+        _check_foreign(strategy)
+        return split_ranges(strategy._search)
+    described = {"space": space.name}
+    arguments = kind_of(described).with_defaults(strategy._search)
+    return split_ranges(arguments, usual_settings(described))
 
 
 def _check_foreign(strategy: Petridish) -> None:

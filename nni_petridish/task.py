@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nni_petridish.complexity import count_multiply_adds, count_parameters
 from nni_petridish.data import DataSet
 from nni_petridish.genotype import Genotype
 from nni_petridish.recipe import Recipe
@@ -139,4 +138,4 @@ class VisionTask:
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one image, parameters)."""
-        return count_multiply_adds(net, self.space.image_shape), count_parameters(net)
+        return self.space.size(net)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nni_petridish.errors import ConfigError, GenotypeError
 from nni_petridish.genotype import Genotype
 from nni_petridish.recurrent_genotype import ACTIVATIONS, RECURRENT_PRIMITIVES, RecurrentGenotype
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from nni_petridish.nni_space import GrowableModelSpace
     from search_spaces.recurrent_network import RecurrentNetwork
 
@@ -112,6 +114,12 @@ class RecurrentSpace:
         from nni_petridish.nni_space import model_space
 
         return model_space(self, max_learners or max(1, self.max_nodes - 1), max_shortcuts=1)
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one word, parameters) of a network of this space."""
+        from nni_petridish.complexity import count_parameters
+
+        return cast("RecurrentNetwork", net).multiply_adds(), count_parameters(net)
 
     def describe(self) -> dict[str, Any]:
         """Return the space as plain data; ``RecurrentSpace(**data)`` makes it again."""

@@ -22,6 +22,8 @@ from nni_petridish.genotype import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from nni_petridish.nni_space import GrowableModelSpace
     from search_spaces.vision_network import VisionNetwork
 
@@ -200,6 +202,12 @@ class VisionSpace:
         return [
             "reduce" if after > before else "normal" for before, after in itertools.pairwise(levels)
         ]
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one image, parameters) of a network of this space."""
+        from nni_petridish.complexity import count_multiply_adds, count_parameters
+
+        return count_multiply_adds(net, self.image_shape), count_parameters(net)
 
     def model_space(self, max_learners: int = 3, max_shortcuts: int = 3) -> GrowableModelSpace:
         """Return this space for NNI's experiments and strategies, see `GrowableModelSpace`."""

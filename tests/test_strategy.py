@@ -306,6 +306,21 @@ def test_with_ranges_every_growth_chooses_as_the_other_fronts_would(
         start(other, RecipeEvaluator("digits", DIGITS, {"device": "cpu"}))
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, (0.01, 1)), ({"l1": 0.5}, (0.5, 1)), ({"l1": {"low": 1e-3, "high": 0.1}}, (0.01, 1))],
+    ids=["default", "number", "range"],
+)
+def test_recurrent_cells_grow_at_their_own_defaults(
+    tmp_path: Path, start: Any, given: dict[str, Any], expected: tuple[float, int]
+) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=2, error=lambda nodes: 1 / nodes, **given)
+    space = RecurrentSpace(vocabulary=20, embedding=4, max_nodes=4).model_space()
+    start(strategy, FunctionalEvaluator(users.count_nodes), space=space)
+    growths = [model.growth for model in strategy.models()]
+    assert [(growth.l1, growth.i_max) for growth in growths] == [expected] * 2
+
+
 def test_a_search_may_start_from_a_model_of_another(tmp_path: Path, start: Any) -> None:
     first = Petridish(tmp_path / "first", max_models=2, **SHORT)
     start(first, by_hand())
@@ -484,7 +499,7 @@ def test_spaces_and_evaluators_that_do_not_fit_are_refused(tmp_path: Path, start
         start(petridish(), by_hand(), space=Lone())
     recurrent = RecurrentSpace(vocabulary=4, embedding=4).model_space()
     with pytest.raises(ConfigError, match="i_max must be 1 but got 3: a recurrent cell"):
-        start(petridish(), by_hand(), space=recurrent)
+        start(petridish(i_max=3), by_hand(), space=recurrent)
     with pytest.raises(ConfigError, match="settled is for spaces of NNI's cells and choices only"):
         start(petridish(settled={"normal": []}), by_hand())
     with pytest.raises(ConfigError, match="seed_epochs can be set for"):
