@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from nni_petridish.checks import refuse_unknown
 from nni_petridish.errors import ConfigError
 from nni_petridish.events import Event
-from nni_petridish.gallery import Gallery
 from nni_petridish.records import Growth, ModelRecord
 from nni_petridish.search import Chooser, Search
 from nni_petridish.settings import SearchSettings, check_number
@@ -26,6 +25,8 @@ from nni_petridish.settings import SearchSettings, check_number
 if TYPE_CHECKING:
     import optuna
 
+ReadEvents = Callable[[], list[Event]]
+"""Reads all events of a search so far, as the journal of its gallery does."""
 RANGED = ("l1", "i_max")
 """The settings that may be ranges."""
 STARTUP = 4
@@ -100,10 +101,10 @@ def split_ranges(
 
 
 def make_chooser(
-    ranges: Mapping[str, Range], settings: SearchSettings, gallery: Gallery
+    ranges: Mapping[str, Range], settings: SearchSettings, read_events: ReadEvents
 ) -> Chooser | None:
-    """Return what chooses λ and I_max in this gallery; None if both are numbers."""
-    return OptunaChooser(ranges, settings, gallery) if ranges else None
+    """Return the chooser of λ and I_max of a search; None if both are numbers."""
+    return OptunaChooser(ranges, settings, read_events) if ranges else None
 
 
 class OptunaChooser:
@@ -115,18 +116,18 @@ class OptunaChooser:
         Of ``l1`` or ``i_max`` or both; what is missing is taken from the settings.
     settings
         Of the search.
-    gallery
-        Whose journal tells what earlier pairs were worth.
+    read_events
+        Reads the journal of the search, which tells what earlier pairs were worth.
     """
 
     def __init__(
-        self, ranges: Mapping[str, Range], settings: SearchSettings, gallery: Gallery
+        self, ranges: Mapping[str, Range], settings: SearchSettings, read_events: ReadEvents
     ) -> None:
-        self._ranges, self._settings, self._gallery = dict(ranges), settings, gallery
+        self._ranges, self._settings, self._read_events = dict(ranges), settings, read_events
 
     def __call__(self, number: int) -> tuple[float, int]:
         """Choose for the growth with this number."""
-        events = self._gallery.journal.read_all()
+        events = self._read_events()
         chosen = {"l1": self._settings.l1, "i_max": self._settings.i_max}
         if any(_is_choice(event) for event in events):
             chosen |= self._ask(events, number)

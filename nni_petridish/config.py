@@ -171,7 +171,7 @@ class SearchConfig:
 
     def make_chooser(self, gallery: Gallery) -> Chooser | None:
         """Return what chooses λ and I_max of each growth; None if they are numbers."""
-        return make_chooser(self.ranges, self.settings, gallery)
+        return make_chooser(self.ranges, self.settings, gallery.journal.read_all)
 
     def load_task(self) -> Task:
         """Load the data and make the task; needs torch."""

@@ -363,7 +363,7 @@ class _Ready:
                 **identity_of(self.start),
             },
         )
-        chooser = make_chooser(ranges, self.settings, self.gallery)
+        chooser = make_chooser(ranges, self.settings, self.gallery.journal.read_all)
         self.chooser = chooser or strategy._chooser
 
     def sample(self, id: str | None) -> dict[str, Any]:

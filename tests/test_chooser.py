@@ -41,7 +41,7 @@ def outcome(growth: Growth, parent: Outcome | None) -> Outcome:
 def simulate(folder: Path, models: int, interrupt: bool = False) -> list[dict[str, Any]]:
     """Run a search on invented outcomes; return the growths that the journal holds."""
     gallery = Gallery.create(folder, {}, {})
-    chooser = OptunaChooser(RANGES, settings(models), gallery)
+    chooser = OptunaChooser(RANGES, settings(models), gallery.journal.read_all)
     rng = random.Random(0)
 
     def start() -> Search:
