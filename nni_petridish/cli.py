@@ -94,11 +94,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from nni_petridish.config import SearchConfig
     from nni_petridish.launch import Experiment, free_port, run_experiment
     from nni_petridish.records import Done
 
-    config = SearchConfig.from_yaml(options.config)
+    config = _read_config(options.config)
     config.check_gallery()
     before = _refuse_unless_resuming(config, options.resume)
     if before is not None and isinstance(before.ask(before.elapsed), Done):
@@ -119,9 +118,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _search(options: argparse.Namespace) -> int:
-    from nni_petridish.config import SearchConfig
-
-    config = SearchConfig.from_yaml(options.config)
+    config = _read_config(options.config)
     config.check_gallery()
     _refuse_unless_resuming(config, options.resume)
     from nni_petridish.growth import Watcher
@@ -140,9 +137,7 @@ def _check(options: argparse.Namespace) -> int:
     if is_final_file(options.config):
         print(describe_final_file(options.config))
         return 0
-    from nni_petridish.config import SearchConfig
-
-    config = SearchConfig.from_yaml(options.config)
+    config = _read_config(options.config)
     config.check_gallery()
     print(f"{options.config} is valid; the gallery will be {config.gallery}.")
     from nni_petridish.estimate import describe_cost, describe_size
@@ -151,6 +146,20 @@ def _check(options: argparse.Namespace) -> int:
     if not options.quick:
         print(describe_cost(config, anew=options.estimate))
     return 0
+
+
+def _read_config(path: Path) -> SearchConfig:
+    """Read and check a configuration, the sections that a search passes over included."""
+    from nni_petridish.ablations.section import check_ablations
+    from nni_petridish.config import SearchConfig, read_experiment
+    from nni_petridish.tuning.section import check_tuning
+
+    search_space, arguments, base, experiment = read_experiment(path)
+    config = SearchConfig.from_parts(search_space, arguments, base, experiment)
+    check_tuning(arguments.get("tuning", {}))
+    if "ablations" in arguments:
+        check_ablations(arguments["ablations"])
+    return config
 
 
 def _refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None:

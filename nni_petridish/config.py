@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nni_petridish.ablations.section import check_ablations
 from nni_petridish.atomic import to_json, write_file
 from nni_petridish.checks import mapping, prefix, refuse_unknown, resolve
 from nni_petridish.chooser import Range, make_chooser, split_ranges
@@ -25,7 +24,6 @@ from nni_petridish.process import per_machine
 from nni_petridish.records import Growth
 from nni_petridish.search import Chooser
 from nni_petridish.settings import Limits, Plan, SearchSettings, check_number
-from nni_petridish.tuning.section import check_tuning
 
 if TYPE_CHECKING:
     from nni_petridish.task import Task
@@ -55,7 +53,9 @@ _NNI_KEYS = (
 _TUNER_KEYS = ("className", "codeDirectory", "classArgs")
 _SETTINGS = tuple(f.name for f in fields(SearchSettings) if f.name != "limits")
 _PLAN = tuple(f.name for f in fields(Plan))
-_OWN = ("gallery", "data", "recipe", "limits", "start", "tuning", "ablations")
+_STUDIES = ("tuning", "ablations")
+"""Sections that are passed over: the commands that use them read them."""
+_OWN = ("gallery", "data", "recipe", "limits", "start", *_STUDIES)
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,6 @@ class SearchConfig:
         kind = kind_of(space)
         data = kind.read_data(mapping(f"{ARGUMENTS}.data", arguments.get("data", {})), base)
         kind.check_space({k: v for k, v in space.items() if k != "space"}, data)
-        check_tuning(arguments.pop("tuning", {}))
-        if "ablations" in arguments:
-            check_ablations(arguments.pop("ablations"))
         with prefix(f"{ARGUMENTS}."):
             arguments, ranges = split_ranges(kind.with_defaults(arguments), usual_settings(space))
             settings = _read_settings(arguments)
