@@ -19,6 +19,7 @@ from typing import Any
 from nni_petridish.atomic import write_file
 from nni_petridish.cache import cache_folder, make_cache_folder
 from nni_petridish.config import SearchConfig
+from nni_petridish.errors import ConfigError
 from nni_petridish.kinds import kind_of
 from nni_petridish.process import cores
 from nni_petridish.settings import Plan
@@ -51,6 +52,18 @@ def describe_size(config: SearchConfig) -> str:
     """Return the size of the seed in words."""
     multiply_adds, parameters = kind_of(config.space).seed_size(config.space, config.data)
     return f"Seed: {parameters:,} parameters, {multiply_adds:,} multiply-adds."
+
+
+def check_limit(config: SearchConfig, limit: float | None, place: str) -> None:
+    """Raise if not even the seed model is within the limit: then nothing could be found."""
+    if limit is None:
+        return
+    task = config.load_task()
+    smallest, _ = task.size(task.build(task.seed()))
+    if smallest > limit:
+        raise ConfigError(
+            f"{place} must be at least {smallest}, the seed model's, but got {limit!r}."
+        )
 
 
 def describe_cost(config: SearchConfig, anew: bool = False) -> str:

@@ -17,8 +17,8 @@ from nni_petridish.errors import ConfigError, DataError, GalleryError, Petridish
 from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
 from nni_petridish.model_files import DamagedModelError
+from nni_petridish.model_selection import open_search, select_model
 from nni_petridish.portable import Portable, Runner, make_portable
-from nni_petridish.selection import open_search, select_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,8 +11,8 @@ from nni_petridish.checks import mapping, prefix, refuse_unknown
 from nni_petridish.config import read_yaml
 from nni_petridish.data import describe
 from nni_petridish.kinds import vision
+from nni_petridish.model_selection import parse_count
 from nni_petridish.recipe import Recipe
-from nni_petridish.selection import parse_count
 from nni_petridish.settings import check_number
 from search_spaces.vision import VisionSpace
 from search_spaces.vision_size import seed_size

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.genotype import MERGES
-from nni_petridish.selection import (
+from nni_petridish.model_selection import (
     add_selection,
     is_selected,
     open_search,

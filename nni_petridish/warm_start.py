@@ -19,7 +19,7 @@ from nni_petridish.errors import ConfigError, GalleryError, GenotypeError
 from nni_petridish.export import SavedModel, from_gallery, read_header, read_model
 from nni_petridish.genotype import Genotype
 from nni_petridish.kinds import KINDS, kind_of
-from nni_petridish.selection import open_search, select_model
+from nni_petridish.model_selection import open_search, select_model
 
 if TYPE_CHECKING:
     from torch import nn

@@ -24,10 +24,9 @@ from nni_petridish.config import SearchConfig
 from nni_petridish.data import _SOURCES
 from nni_petridish.errors import ConfigError, TrainingError
 from nni_petridish.genotype import VisionGenotype
+from nni_petridish.model_selection import best_within, open_search
 from nni_petridish.records import Growth, ModelRecord, Outcome
-from nni_petridish.selection import open_search
 from nni_petridish.task import VisionTask
-from nni_petridish.within import best_within
 from tests.chaos import write_config
 
 ROOT = Path(__file__).parent.parent

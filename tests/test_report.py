@@ -18,12 +18,12 @@ from nni_petridish.cli import main
 from nni_petridish.data import load_data
 from nni_petridish.gallery import Gallery
 from nni_petridish.grow import attach_candidates, sites
+from nni_petridish.model_selection import open_search
 from nni_petridish.prediction import best_step, slopes
 from nni_petridish.recipe import Recipe
 from nni_petridish.report import hull_table, lineage_table, write_report
 from nni_petridish.report.cells import draw_cells
 from nni_petridish.report.diary import loss_at_selection_and_end, predicted_change
-from nni_petridish.selection import open_search
 from nni_petridish.task import VisionTask
 from search_spaces import VisionSpace
 from tests.small_gallery import MODELS, recurrent_gallery, vision_gallery

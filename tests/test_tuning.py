@@ -22,6 +22,7 @@ from nni_petridish.config import SearchConfig
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery import Gallery
 from nni_petridish.launch import free_port
+from nni_petridish.model_selection import best_within
 from nni_petridish.search import Search
 from nni_petridish.tuning import tables
 from nni_petridish.tuning.plots import plot_study
@@ -29,7 +30,6 @@ from nni_petridish.tuning.queue import CONTINUES, OWNER, Queue, first_number, li
 from nni_petridish.tuning.settings import Tuning
 from nni_petridish.tuning.storage import IDENTITY, distributions_of, open_study
 from nni_petridish.tuning.study import make_pruner
-from nni_petridish.within import best_within
 from tests.chaos import check_gallery, write_config
 
 ROOT = Path(__file__).parent.parent

@@ -19,11 +19,12 @@ from nni_petridish.ablations.section import PLACE
 from nni_petridish.ablations.settings import RESULTS, Ablations, Run
 from nni_petridish.atomic import ExclusiveLock, to_json, write_file
 from nni_petridish.errors import GalleryError, SearchError, TrainingError
+from nni_petridish.estimate import check_limit
 from nni_petridish.gallery import Gallery
+from nni_petridish.model_selection import found_within
 from nni_petridish.process import StopOnInterrupt, set_threads
 from nni_petridish.processes import run_in_processes
 from nni_petridish.settings import check_number
-from nni_petridish.within import check_limit, found_within
 
 if TYPE_CHECKING:
     from nni_petridish.ablations.section import Final

@@ -15,11 +15,11 @@ from optuna.trial import Trial
 from nni_petridish.atomic import ExclusiveLock
 from nni_petridish.errors import GalleryError
 from nni_petridish.growth import Watcher
+from nni_petridish.model_selection import best_within, found_within
 from nni_petridish.runner import run_search
 from nni_petridish.search import Search
 from nni_petridish.tuning.queue import first_number
 from nni_petridish.tuning.settings import Tuning
-from nni_petridish.within import best_within, found_within
 
 SEARCHES, SECONDS = "searches", "seconds"
 LOCK_FILE = ".trial.lock"

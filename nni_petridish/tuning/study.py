@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from nni_petridish.chooser import quiet
 from nni_petridish.errors import SearchError
+from nni_petridish.estimate import check_limit
 from nni_petridish.process import StopOnInterrupt, set_threads
 from nni_petridish.processes import run_in_processes
 from nni_petridish.settings import check_number
@@ -99,8 +100,6 @@ def work(
     jobs: int = 1,
 ) -> None:
     """Carry out trials until none is left, or ``stop`` says so, as one of so many processes."""
-    from nni_petridish.within import check_limit
-
     limit = tuning.section.max_multiply_adds
     check_limit(tuning.config(tuning.default()), limit, f"{PLACE}.max_multiply_adds")
     with quiet():

@@ -1,13 +1,14 @@
-"""Which model of a gallery is meant: by id, or by its place on the hull."""
+"""Selection of a model of a gallery: by id, by its place on the hull, or within a limit."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from nni_petridish.errors import ConfigError, GalleryError
+from nni_petridish.errors import ConfigError, GalleryError, SearchError
 from nni_petridish.gallery import Gallery
 from nni_petridish.records import ModelRecord
 from nni_petridish.search import Search
@@ -58,7 +59,7 @@ def select_model(
     max
         The most accurate hull model with at most so many multiply-adds.
     best
-        The most accurate model; so it is if nothing is given.
+        The most accurate model (default).
     """
     given = [model is not None, near is not None, max is not None, best]
     if sum(given) > 1:
@@ -87,6 +88,31 @@ def _named(search: Search, id: str) -> ModelRecord:
     ids = [record.id for record in search.models()]
     shown = ", ".join(ids[:8]) + (", ..." if len(ids) > 8 else "")
     raise GalleryError(f"There is no model {id!r}; there are {shown or 'none yet'}.")
+
+
+def best_within(records: Iterable[ModelRecord], limit: float | None) -> ModelRecord | None:
+    """Return the most accurate model within a limit, the cheapest of several; None without any.
+
+    The paper judges searches by "the most accurate models that take under 60 million multi-adds"
+    (appendix B.5). That is more than the hull has to offer: a model within the limit may lie above
+    the line to a larger one.
+    """
+    inside = [
+        record
+        for record in records
+        if math.isfinite(record.error) and (limit is None or record.multiply_adds <= limit)
+    ]
+    return min(inside, key=lambda record: (record.error, record.multiply_adds), default=None)
+
+
+def found_within(search: Search, limit: float | None, where: str) -> ModelRecord:
+    """Return the most accurate model within a limit, or raise with the reason why there is none."""
+    best = best_within(search.models(), limit)
+    if best is None:
+        failures = list(search.dropped().values())
+        reason = failures[-1] if failures else f"no model has at most {limit} multiply-adds"
+        raise SearchError(f"the search in {where} found nothing: {reason.removesuffix('.')}.")
+    return best
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ import pytest
 from nni_petridish.cli import main
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.events import model_event
+from nni_petridish.model_selection import open_search, parse_count, select_model
 from nni_petridish.records import Growth, Outcome
 from nni_petridish.search import Search
-from nni_petridish.selection import open_search, parse_count, select_model
 from nni_petridish.settings import SearchSettings
 from tests.small_gallery import MODELS, recurrent_gallery, vision_gallery
 
