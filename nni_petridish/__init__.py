@@ -59,7 +59,7 @@ __getattr__, __dir__, __all__ = attach(
         "fit": ".training",
         "has_candidates": ".grow",
         "load_data": ".data",
-        "load_model": ".export",
+        "load_model": ".saved_model",
         "load_network": ".growth",
         "make_growable": "search_spaces.any_model",
         "run_growth": ".growth",
@@ -88,7 +88,6 @@ if TYPE_CHECKING:
         SearchError,
         TrainingError,
     )
-    from nni_petridish.export import load_model
     from nni_petridish.gallery import Gallery
     from nni_petridish.genotype import Genotype, VisionGenotype
     from nni_petridish.grow import (
@@ -109,6 +108,7 @@ if TYPE_CHECKING:
     from nni_petridish.records import Growth, Outcome
     from nni_petridish.recurrent_genotype import RecurrentGenotype
     from nni_petridish.runner import run_search
+    from nni_petridish.saved_model import load_model
     from nni_petridish.schedules import L1Schedule
     from nni_petridish.search import Search
     from nni_petridish.settings import Limits, Plan, SearchSettings

@@ -15,11 +15,11 @@ from nni_petridish.checks import prefix
 from nni_petridish.config import CONFIG_FILE, SearchConfig
 from nni_petridish.data import describe
 from nni_petridish.errors import ConfigError
-from nni_petridish.export import from_gallery
 from nni_petridish.final import FinalTraining, widest
 from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import VisionGenotype
 from nni_petridish.recipe import Recipe
+from nni_petridish.saved_model import from_gallery
 from nni_petridish.settings import check_number
 from search_spaces import VisionSpace
 

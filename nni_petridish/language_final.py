@@ -20,12 +20,12 @@ from nni_petridish.complexity import count_parameters
 from nni_petridish.config import SearchConfig
 from nni_petridish.distributed import World
 from nni_petridish.errors import ConfigError, DataError
-from nni_petridish.export import from_gallery
 from nni_petridish.gallery import Gallery
 from nni_petridish.language_recipe import FINAL_DIFFERENCES, LanguageRecipe
 from nni_petridish.recurrent_genotype import RecurrentGenotype
 from nni_petridish.recurrent_task import RecurrentTask
 from nni_petridish.repetitions import Repetitions
+from nni_petridish.saved_model import from_gallery
 from nni_petridish.settings import check_number
 from nni_petridish.text import Corpus, load_text
 from nni_petridish.training import resolve_device

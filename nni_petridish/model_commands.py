@@ -17,9 +17,9 @@ from nni_petridish.model_selection import (
 )
 
 if TYPE_CHECKING:
-    from nni_petridish.export import SavedModel
     from nni_petridish.final import FinalTraining
     from nni_petridish.language_final import LanguageFinalTraining
+    from nni_petridish.saved_model import SavedModel
 
 
 def add_model_commands(subparsers: Any) -> None:
@@ -109,7 +109,8 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from nni_petridish.export import export_model, read_model
+    from nni_petridish.export import export_model
+    from nni_petridish.saved_model import read_model
 
     if options.gallery.is_file():  # of a final training, or exported earlier
         if is_selected(options):
@@ -133,7 +134,8 @@ def _chosen_model(options: argparse.Namespace) -> SavedModel:
     from dataclasses import replace
 
     from nni_petridish.config import SearchConfig
-    from nni_petridish.export import from_gallery, measure_normalisation
+    from nni_petridish.export import measure_normalisation
+    from nni_petridish.saved_model import from_gallery
 
     gallery, search = open_search(options.gallery)
     model = from_gallery(options.gallery, selected(search, options).id)

@@ -15,7 +15,7 @@ from nni_petridish.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from nni_petridish.export import SavedModel
+    from nni_petridish.saved_model import SavedModel
 
 Runner = Callable[..., Any]
 """Runs an exported network: tensors in, one tensor or several out."""

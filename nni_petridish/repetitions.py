@@ -21,8 +21,8 @@ from torch import Tensor
 from nni_petridish.atomic import ExclusiveLock, to_json, write_file
 from nni_petridish.distributed import World, current_world
 from nni_petridish.errors import GalleryError
-from nni_petridish.export import SavedModel, write_model
 from nni_petridish.genotype import Genotype
+from nni_petridish.saved_model import SavedModel, write_model
 from nni_petridish.settings import check_number
 
 RESULT_FILE, MODEL_FILE, SETTINGS_FILE = "result.json", "model.safetensors", "settings.json"

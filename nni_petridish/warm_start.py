@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from nni_petridish.errors import ConfigError, GalleryError, GenotypeError
-from nni_petridish.export import SavedModel, from_gallery, read_header, read_model
 from nni_petridish.genotype import Genotype
 from nni_petridish.kinds import KINDS, kind_of
 from nni_petridish.model_selection import open_search, select_model
+from nni_petridish.saved_model import SavedModel, from_gallery, read_header, read_model
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,10 +11,10 @@ import yaml
 from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
 from nni_petridish.errors import ConfigError, GalleryError
-from nni_petridish.export import from_gallery, write_model
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import run_growth
 from nni_petridish.records import Growth
+from nni_petridish.saved_model import from_gallery, write_model
 from nni_petridish.settings import Plan
 from nni_petridish.task import VisionTask
 from nni_petridish.warm_start import warm_start

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from nni_petridish.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nni_petridish.task import Task
 
 ARGUMENTS = "tuner.classArgs"
@@ -30,6 +32,19 @@ class Kind(Protocol):
 
     def full_space(self, options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``space`` and all options of the space, defaults and what data decide included."""
+        ...
+
+    def make_space(self, space: Mapping[str, Any]) -> Any:
+        """Return the space that is described by plain data."""
+        ...
+
+    def space_of_weights(
+        self, space: Mapping[str, Any], data: Mapping[str, Any], weights: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return the space with what the data decided, read off the weights of one of its models.
+
+        `KeyError` names the weight that is missing.
+        """
         ...
 
     def seed_size(self, space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, int]:

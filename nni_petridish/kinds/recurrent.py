@@ -15,6 +15,8 @@ from nni_petridish.settings import check_number
 from search_spaces.recurrent import RecurrentSpace
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nni_petridish.task import Task
 
 _PLACE = f"{ARGUMENTS}.data"
@@ -51,6 +53,18 @@ def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str,
     """Return all options of the space; the vocabulary is known only once the text is read."""
     known = {key: value for key, value in options.items() if key != "space"}
     return {"space": "recurrent", **RecurrentSpace(**{"vocabulary": 2, **known}).describe()}
+
+
+def make_space(space: Mapping[str, Any]) -> RecurrentSpace:
+    """Return the space that is described by plain data."""
+    return RecurrentSpace(**{key: value for key, value in space.items() if key != "space"})
+
+
+def space_of_weights(
+    space: Mapping[str, Any], data: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return the space with the size of the vocabulary."""
+    return {"vocabulary": weights["embedding"].shape[0], **space}
 
 
 def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, int]:

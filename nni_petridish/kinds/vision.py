@@ -16,6 +16,8 @@ from nni_petridish.settings import check_number
 from search_spaces.vision import VisionSpace
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nni_petridish.task import Task
 
 _PLACE = f"{ARGUMENTS}.data"
@@ -72,6 +74,26 @@ def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str,
         shape = (3, size, size) if folder else describe(data["name"]).image_shape
         known |= {"image_shape": shape, "num_classes": 1}
     return {"space": "vision", **VisionSpace(**known).describe()}
+
+
+def make_space(space: Mapping[str, Any]) -> VisionSpace:
+    """Return the space that is described by plain data."""
+    return VisionSpace(**{key: value for key, value in space.items() if key != "space"})
+
+
+def space_of_weights(
+    space: Mapping[str, Any], data: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return the space with the shape of the images and the number of classes."""
+    if "image_shape" in space:
+        return dict(space)
+    channels = weights["stem.0.weight"].shape[1]
+    classes = weights["classifier.weight"].shape[0]
+    if data.get("name") == "image_folder":  # may be gone: it is not looked at
+        height = width = int(data.get("image_size") or 224)
+    else:
+        _, height, width = describe(str(data.get("name"))).image_shape
+    return {**space, "image_shape": [channels, height, width], "num_classes": classes}
 
 
 def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, int]:
