@@ -32,7 +32,7 @@ from nni_petridish.errors import GalleryError, PetridishError
 from nni_petridish.gallery import Gallery
 from nni_petridish.records import Done, Growth
 from nni_petridish.trial import parameters_of
-from nni_petridish.worker import PulseWatch
+from nni_petridish.worker import PulseWatch, describe_failure
 
 _log = logging.getLogger(__name__)
 
@@ -67,16 +67,7 @@ class PetridishTuner(Tuner):
             _log.warning("the search space of a running search cannot change: ignored.")
             return
         with _or_exit():
-            self._config = self._read_config(search_space)
-            gallery = self._config.open_gallery()
-            self._coordinator = self._claim(gallery)
-        self._watch = PulseWatch(gallery)
-        if self._resumed:
-            # NNI runs the unfinished trials again by itself; those it does not are noticed.
-            for growth in self._coordinator.search.running():
-                self._watch.suspect(growth)
-        else:
-            self._coordinator.resume()
+            self._start(search_space)
         threading.Thread(target=self._check_for_ever, name="petridish", daemon=True).start()
 
     def generate_multiple_parameters(
@@ -117,6 +108,18 @@ class PetridishTuner(Tuner):
         """Ignore results that NNI tells after a resume: the journal has them."""
 
     # How it is done.
+
+    def _start(self, search_space: dict[str, Any]) -> None:
+        self._config = self._read_config(search_space)
+        gallery = self._config.open_gallery()
+        self._watch = PulseWatch(gallery)
+        self._coordinator = self._claim(gallery)
+        if self._resumed:
+            # NNI runs the unfinished trials again by itself; those it does not are noticed.
+            for growth in self._coordinator.search.running():
+                self._watch.suspect(growth)
+        else:
+            self._coordinator.resume()
 
     def _read_config(self, search_space: dict[str, Any]) -> SearchConfig:
         tuner = self._experiment.get("tuner") or {}
@@ -201,8 +204,9 @@ def _or_exit() -> Iterator[None]:
     """
     try:
         yield
-    except PetridishError as error:
-        _log.error("nni_petridish: %s", error)
+    except Exception as error:
+        expected = isinstance(error, PetridishError)
+        _log.error("nni_petridish: %s", describe_failure(error), exc_info=not expected)
         logging.shutdown()
         os._exit(1)
 
@@ -217,10 +221,18 @@ def experiment_parameters() -> dict[str, Any]:
 
 def find_manager() -> psutil.Process | None:
     """Return the process of the NNI manager that started this one."""
-    for process in psutil.Process().parents():
-        if any("nni_node" in word for word in process.cmdline()):
-            return process
-    return None
+    try:
+        ancestors = psutil.Process().parents()
+    except psutil.Error:
+        return None
+    return next(filter(_is_manager, ancestors), None)
+
+
+def _is_manager(process: psutil.Process) -> bool:
+    try:
+        return any("nni_node" in word for word in process.cmdline())
+    except psutil.Error:  # another user's, or gone meanwhile
+        return False
 
 
 def end_experiment() -> bool:
