@@ -24,7 +24,7 @@ __getattr__, __dir__, __all__ = attach(
         "GenotypeError": ".errors",
         "Growth": ".records",
         "GrowthError": ".errors",
-        "Interrupted": ".training",
+        "Interrupted": ".errors",
         "L1Schedule": ".schedules",
         "LanguageRecipe": ".language_recipe",
         "Limits": ".settings",
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         GalleryError,
         GenotypeError,
         GrowthError,
+        Interrupted,
         PetridishError,
         SearchError,
         TrainingError,
@@ -114,7 +115,7 @@ if TYPE_CHECKING:
     from nni_petridish.settings import Limits, Plan, SearchSettings
     from nni_petridish.strategy import Petridish
     from nni_petridish.task import VisionTask
-    from nni_petridish.training import Interrupted, evaluate, fit
+    from nni_petridish.training import evaluate, fit
     from nni_petridish.tuner import PetridishTuner
     from nni_petridish.tuning.study import tune
     from nni_petridish.weak_learner import AlphaTable, Site, stop_forward, stop_gradient

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nni_petridish.atomic import to_json, write_file
 from nni_petridish.checks import mapping, prefix, refuse_unknown, resolve
 from nni_petridish.chooser import Range, make_chooser, split_ranges
-from nni_petridish.errors import ConfigError, GalleryError
+from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 from nni_petridish.gallery import Gallery
 from nni_petridish.kinds import ARGUMENTS, kind_of
 from nni_petridish.process import per_machine
@@ -195,7 +195,7 @@ class SearchConfig:
         path = gallery.folder / CONFIG_FILE
         try:
             return cls.from_dict(json.loads(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (PetridishError, OSError, ValueError, KeyError, TypeError) as error:
             raise GalleryError(f"{path} cannot be read: {error}.") from None
 
 

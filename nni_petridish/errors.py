@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class PetridishError(ValueError):
+class PetridishError(Exception):
     """Base of every error raised on purpose by this package; its text is one clear line."""
 
 
@@ -27,9 +27,21 @@ class GalleryError(PetridishError):
     """A gallery, or a model in it, is missing, damaged or of another search."""
 
 
+class DamagedModelError(GalleryError):
+    """A model's files are not what was written."""
+
+
 class SearchError(PetridishError):
     """The search was told something that contradicts what it knows."""
 
 
 class TrainingError(PetridishError):
     """Training broke down, for instance by a loss that is not finite."""
+
+
+class Interrupted(PetridishError):
+    """Training was stopped on request; the last checkpoint is whole."""
+
+
+class Orphaned(PetridishError):
+    """Whoever handed out the growth is gone; who comes after will hand it out again."""

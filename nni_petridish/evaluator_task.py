@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from nni_petridish.checkpoint import fits, load_checkpoint, restore, save_checkpoint
-from nni_petridish.errors import ConfigError, TrainingError
+from nni_petridish.errors import ConfigError, Interrupted, TrainingError
 from nni_petridish.evaluators import (
     TaskEvaluator,
     current_epoch,
@@ -29,7 +29,6 @@ from nni_petridish.genotype import Genotype
 from nni_petridish.nni_reports import Listener, listening, to_record
 from nni_petridish.nni_space import Space
 from nni_petridish.task import Record
-from nni_petridish.training import Interrupted
 
 OPTIMIZE = ("auto", "maximize", "minimize")
 

@@ -33,12 +33,11 @@ from nni_petridish.atomic import (
     write_file,
     write_folder,
 )
-from nni_petridish.errors import GalleryError, SearchError
+from nni_petridish.errors import DamagedModelError, GalleryError, SearchError
 from nni_petridish.events import Event, model_event, quarantine_event
 from nni_petridish.journal import Journal
 from nni_petridish.model_files import (
     WEIGHTS,
-    DamagedModelError,
     check_names,
     decode_documents,
     decode_weights,

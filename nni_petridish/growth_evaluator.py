@@ -10,13 +10,12 @@ from typing import Any
 import nni
 import torch
 
-from nni_petridish.errors import TrainingError
+from nni_petridish.errors import DamagedModelError, TrainingError
 from nni_petridish.evaluator_task import EvaluatorTask, Metric
 from nni_petridish.evaluators import Evaluator
 from nni_petridish.events import fail_event
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import Watcher, load_network, run_growth
-from nni_petridish.model_files import DamagedModelError
 from nni_petridish.nni_reports import Reporter
 from nni_petridish.nni_space import Space
 from nni_petridish.process import set_threads

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from nni_petridish.checkpoint import fits, load_checkpoint, restore, save_checkpoint
-from nni_petridish.errors import ConfigError, TrainingError
+from nni_petridish.errors import ConfigError, Interrupted, TrainingError
 from nni_petridish.grow import candidate_parameters
 from nni_petridish.language_recipe import LanguageRecipe
 from nni_petridish.modes import evaluation_mode
 from nni_petridish.sgd import clip_gradients
 from nni_petridish.text import to_columns
-from nni_petridish.training import History, Interrupted, Record, resolve_device
+from nni_petridish.training import History, Record, resolve_device
 
 __all__ = [
     "LanguageMetrics",

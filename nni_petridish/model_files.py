@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.atomic import to_json
-from nni_petridish.errors import GalleryError, SearchError
+from nni_petridish.errors import DamagedModelError, GalleryError, SearchError
 from nni_petridish.records import plain
 
 if TYPE_CHECKING:
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights.safetensors"
 CHECKSUMS = "checksums.json"
-
-
-class DamagedModelError(GalleryError):
-    """A model's files are not what was written."""
 
 
 def check_names(names: Iterable[str]) -> None:

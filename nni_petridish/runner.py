@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from nni_petridish.config import SearchConfig
 from nni_petridish.coordinator import Coordinator, refuse_unless_resuming
+from nni_petridish.errors import Interrupted
 from nni_petridish.growth import Watcher
 from nni_petridish.records import Done, Growth
 from nni_petridish.search import Search
-from nni_petridish.training import Interrupted
 from nni_petridish.worker import describe_failure, work_on
 
 _log = logging.getLogger(__name__)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.atomic import write_file
-from nni_petridish.errors import GalleryError
+from nni_petridish.errors import DamagedModelError, GalleryError
 from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
 from nni_petridish.kinds import KINDS, Kind, kind_of
-from nni_petridish.model_files import DamagedModelError
 from nni_petridish.model_selection import open_search, select_model
 
 if TYPE_CHECKING:

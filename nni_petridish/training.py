@@ -28,7 +28,7 @@ from tqdm import tqdm
 from nni_petridish.augment import Augmentation
 from nni_petridish.checkpoint import fits, load_checkpoint, restore, save_checkpoint
 from nni_petridish.distributed import current_world
-from nni_petridish.errors import ConfigError, DataError, PetridishError, TrainingError
+from nni_petridish.errors import ConfigError, DataError, Interrupted, TrainingError
 from nni_petridish.language_recipe import LanguageRecipe
 from nni_petridish.modes import evaluation_mode
 from nni_petridish.recipe import Recipe
@@ -38,7 +38,6 @@ from nni_petridish.tally import Tally
 
 __all__ = [
     "History",
-    "Interrupted",
     "Metrics",
     "Recipe",
     "evaluate",
@@ -49,10 +48,6 @@ __all__ = [
 _EVALUATION_BATCH = 256
 
 Record = dict[str, float]
-
-
-class Interrupted(PetridishError):
-    """Training was stopped on request; the last checkpoint is whole."""
 
 
 class Metrics(NamedTuple):

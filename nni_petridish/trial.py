@@ -13,7 +13,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from nni_petridish.errors import PetridishError
+from nni_petridish.errors import Orphaned, PetridishError
 from nni_petridish.process import keep_freed_memory, set_threads
 from nni_petridish.records import Growth, Outcome
 
@@ -101,8 +101,6 @@ def _grow(growth: Growth, folder: str, stopping: Stopping) -> Outcome:
 
 def _reporter(growth: Growth, is_share: bool) -> Any:
     import nni
-
-    from nni_petridish.worker import Orphaned
 
     def report(phase: str, record: dict[str, float]) -> None:
         error = record["validation_error"]

@@ -16,10 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nni_petridish.atomic import ExclusiveLock
-from nni_petridish.errors import GalleryError, PetridishError
+from nni_petridish.errors import DamagedModelError, GalleryError, Interrupted, Orphaned
 from nni_petridish.events import fail_event, release_event
 from nni_petridish.gallery import Gallery
-from nni_petridish.model_files import DamagedModelError
 from nni_petridish.records import Growth, Outcome
 
 if TYPE_CHECKING:
@@ -38,10 +37,6 @@ PULSE_FILE = "pulse"
 LOCK_FILE = "lock"
 
 
-class Orphaned(PetridishError):
-    """Whoever handed out the growth is gone; who comes after will hand it out again."""
-
-
 def work_on(
     growth: Growth, gallery: Gallery, make_task: Callable[[], Task], plan: Plan, watcher: Watcher
 ) -> Outcome:
@@ -58,7 +53,6 @@ def work_on(
         If it failed; the failure is in the journal.
     """
     from nni_petridish.growth import run_growth
-    from nni_petridish.training import Interrupted
 
     folder = gallery.work_folder(growth.id, growth.attempt)
     try:
@@ -179,8 +173,6 @@ def _alone(
     folder: Path, gallery: Gallery, growth: Growth, stop: Callable[[], bool]
 ) -> Iterator[None]:
     """Wait until no other worker is at this growth, or its model is there."""
-    from nni_petridish.training import Interrupted
-
     lock = ExclusiveLock(folder / LOCK_FILE, f"Another worker works in {folder}")
     told = False
     while not gallery.has_model(growth.id):  # whoever finishes it removes the folder

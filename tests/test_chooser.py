@@ -13,7 +13,7 @@ import yaml
 from nni_petridish.chooser import OptunaChooser, Range, gain, split_ranges
 from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.events import Event, model_event
 from nni_petridish.gallery import Gallery
 from nni_petridish.records import Growth, ModelRecord, Outcome
@@ -169,7 +169,7 @@ def test_a_search_with_ranges_runs_and_keeps_them(tmp_path: Path) -> None:
             assert gallery.load_documents(record.id)["alphas"]["i_max"] == record.growth.i_max
             assert gallery.load_documents(record.id)["lineage"]["l1"] == record.growth.l1
     other = with_ranges(tmp_path, {**given, "i_max": {"low": 1, "high": 3}})
-    with pytest.raises(ValueError, match=r"i_max\.high is 2 there but 3 here"):
+    with pytest.raises(GalleryError, match=r"i_max\.high is 2 there but 3 here"):
         SearchConfig.from_yaml(other).check_gallery()
 
 

@@ -13,11 +13,10 @@ from torch import nn
 import nni_petridish
 from nni_petridish.cli import main
 from nni_petridish.config import SearchConfig
-from nni_petridish.errors import ConfigError, GalleryError
+from nni_petridish.errors import ConfigError, DamagedModelError, GalleryError
 from nni_petridish.export import export_model
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import load_network
-from nni_petridish.model_files import DamagedModelError
 from nni_petridish.saved_model import SavedModel, from_gallery, read_model, write_model
 from tests.small_gallery import recurrent_gallery, vision_gallery
 

@@ -14,12 +14,12 @@ from nni_petridish import final
 from nni_petridish.cli import main
 from nni_petridish.complexity import count_multiply_adds, count_parameters
 from nni_petridish.data import load_data
-from nni_petridish.errors import ConfigError, GalleryError
+from nni_petridish.errors import ConfigError, GalleryError, Interrupted
 from nni_petridish.final import FinalTraining, widest
 from nni_petridish.final_setup import final_training
 from nni_petridish.gallery import Gallery
 from nni_petridish.repetitions import summary
-from nni_petridish.training import Interrupted, evaluate
+from nni_petridish.training import evaluate
 from search_spaces import VisionSpace
 from tests.small_gallery import recurrent_gallery, vision_gallery
 

@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from nni_petridish.atomic import temporary_name
-from nni_petridish.errors import GalleryError
+from nni_petridish.errors import DamagedModelError, GalleryError
 from nni_petridish.gallery import Gallery
-from nni_petridish.model_files import DamagedModelError
 from nni_petridish.records import Growth, Outcome
 
 FORK = multiprocessing.get_context("fork")
@@ -250,6 +249,16 @@ def flip_a_bit(path: Path) -> None:
 
 
 FILES = ["weights.safetensors", "genotype.json", "metrics.json", "checksums.json"]
+
+
+def test_a_model_that_cannot_be_read_just_now_is_not_called_damaged(gallery: Gallery) -> None:
+    gallery.save_model("g00000", *a_model("g00000"))
+    checksums = gallery.folder / "models" / "g00000" / "checksums.json"
+    checksums.unlink()
+    checksums.mkdir()  # reading it is an OSError
+    with pytest.raises(GalleryError, match="Cannot read") as caught:
+        gallery.load_model("g00000")
+    assert not isinstance(caught.value, DamagedModelError)
 
 
 @pytest.mark.parametrize("file", FILES)

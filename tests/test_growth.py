@@ -8,15 +8,13 @@ import torch
 from nni_petridish import Genotype
 from nni_petridish.coordinator import Coordinator
 from nni_petridish.data import load_data
-from nni_petridish.errors import TrainingError
+from nni_petridish.errors import DamagedModelError, Interrupted, TrainingError
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import Watcher, load_network, run_growth
-from nni_petridish.model_files import DamagedModelError
 from nni_petridish.recipe import Recipe
 from nni_petridish.records import Growth
 from nni_petridish.settings import Limits, Plan, SearchSettings
 from nni_petridish.task import VisionTask
-from nni_petridish.training import Interrupted
 from search_spaces import VisionSpace
 
 PLAN = Plan(seed_epochs=3, weak_epochs=2, final_epochs=2)

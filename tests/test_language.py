@@ -23,6 +23,7 @@ from nni_petridish import (
     finalize_candidates,
 )
 from nni_petridish.decoder_loss import linear_cross_entropy
+from nni_petridish.errors import Interrupted
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import Watcher, load_network, run_growth
 from nni_petridish.kinds import kind_of
@@ -33,7 +34,6 @@ from nni_petridish.recurrent_genotype import RecurrentGenotype
 from nni_petridish.recurrent_task import RecurrentTask
 from nni_petridish.settings import Plan
 from nni_petridish.text import Corpus
-from nni_petridish.training import Interrupted
 from search_spaces import RecurrentSpace
 from search_spaces.recurrent_network import RecurrentNetwork
 

@@ -15,12 +15,11 @@ from nni_petridish.cli import main
 from nni_petridish.complexity import count_parameters
 from nni_petridish.config import SearchConfig
 from nni_petridish.distributed import World
-from nni_petridish.errors import ConfigError, DataError, GalleryError
+from nni_petridish.errors import ConfigError, DataError, GalleryError, Interrupted
 from nni_petridish.language import evaluate_language
 from nni_petridish.language_final import language_final_training
 from nni_petridish.runner import run_search
 from nni_petridish.text import load_text
-from nni_petridish.training import Interrupted
 from tests.small_gallery import vision_gallery
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -31,7 +31,7 @@ from nni_petridish import Genotype
 from nni_petridish.config import SearchConfig
 from nni_petridish.coordinator import Coordinator
 from nni_petridish.data import load_data
-from nni_petridish.errors import ConfigError, GalleryError, SearchError, TrainingError
+from nni_petridish.errors import ConfigError, GalleryError, Interrupted, SearchError, TrainingError
 from nni_petridish.evaluator_task import EvaluatorTask, Metric
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import Plan, Watcher, run_growth
@@ -45,7 +45,6 @@ from nni_petridish.runner import run_search
 from nni_petridish.settings import Limits, SearchSettings
 from nni_petridish.strategy import Petridish
 from nni_petridish.task import VisionTask
-from nni_petridish.training import Interrupted
 from search_spaces import RecurrentSpace, VisionSpace
 from tests import nni_evaluators as users
 

@@ -20,11 +20,11 @@ from nni_petridish import attach_candidates, candidate_parameters, sites
 from nni_petridish.augment import Augmentation, cutout, shift_and_flip
 from nni_petridish.checkpoint import FILE, load_checkpoint, unique_state
 from nni_petridish.data import load_data
-from nni_petridish.errors import ConfigError, DataError, TrainingError
+from nni_petridish.errors import ConfigError, DataError, Interrupted, TrainingError
 from nni_petridish.recipe import DIFFERENCES
 from nni_petridish.sgd import clip_groups, make_optimizer
 from nni_petridish.splits import TensorSplit, pixel_statistics
-from nni_petridish.training import History, Interrupted, Recipe, evaluate, fit
+from nni_petridish.training import History, Recipe, evaluate, fit
 from search_spaces import VisionSpace
 
 QUICK = Recipe(epochs=4, batch_size=8, cutout=3, crop_padding=1, drop_path_keep=0.8, device="cpu")

@@ -8,15 +8,14 @@ import pytest
 
 from nni_petridish import worker
 from nni_petridish.coordinator import Coordinator
-from nni_petridish.errors import TrainingError
+from nni_petridish.errors import Interrupted, Orphaned, TrainingError
 from nni_petridish.gallery import Gallery
 from nni_petridish.growth import Watcher
 from nni_petridish.recipe import Recipe
 from nni_petridish.records import Growth
 from nni_petridish.settings import Limits, Plan, SearchSettings
 from nni_petridish.task import VisionTask
-from nni_petridish.training import Interrupted
-from nni_petridish.worker import Orphaned, Pulse, PulseWatch, work_on
+from nni_petridish.worker import Pulse, PulseWatch, work_on
 from tests.test_growth import digits_task
 
 PLAN = Plan(seed_epochs=2, weak_epochs=1, final_epochs=1)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from nni_petridish.ablations.section import PLACE
 from nni_petridish.ablations.settings import RESULTS, Ablations, Run
 from nni_petridish.atomic import ExclusiveLock, to_json, write_file
-from nni_petridish.errors import GalleryError, SearchError, TrainingError
+from nni_petridish.errors import GalleryError, Interrupted, SearchError, TrainingError
 from nni_petridish.estimate import check_limit
 from nni_petridish.gallery import Gallery
 from nni_petridish.model_selection import found_within
@@ -118,8 +118,6 @@ def _prepare(ablations: Ablations) -> None:
 
 def _take(run: Run, stop: Callable[[], bool], failed: set[Path], on_run: Told) -> bool:
     """Carry out a run unless another process is at it; tell whether anything was done."""
-    from nni_petridish.training import Interrupted
-
     gallery = run.config.gallery
     lock = ExclusiveLock(gallery.with_name(f"{gallery.name}.lock"), f"In {gallery}")
     try:
