@@ -34,12 +34,14 @@ VISION_SOURCES = ("prev_prev", "prev")
 MERGES = ("concat_project", "weighted_sum")
 MODES = ("cell", "macro")
 CELL_KEYS = ("normal", "reduce")
-#: Modules whose genotypes `Genotype.from_dict` reads too; without torch, and loaded on first use.
-_OTHER_HOMES = (
-    "nni_petridish.recurrent_genotype",
-    "nni_petridish.model_genotype",
-    "nni_petridish.choice_genotype",
-)
+#: The module of each family that `Genotype.from_dict` reads; loaded when one is asked for.
+_HOMES = {
+    "vision": __name__,
+    "recurrent": "nni_petridish.recurrent_genotype",
+    "model": "nni_petridish.model_genotype",
+    "nni": "nni_petridish.choice_genotype",
+    "linear": "search_spaces.linear",
+}
 
 Shortcut = tuple[str, str]
 """``(source, op)``: one candidate op_j(z_i)."""
@@ -92,14 +94,20 @@ class Genotype(ABC):
         version = data.get("version")
         if isinstance(version, bool) or version != VERSION:
             raise GenotypeError(f"version: must be {VERSION} but got {_show(version)}.")
-        space = data.get("space")
-        for home in _OTHER_HOMES:
-            importlib.import_module(home)
-        families = {f.space: f for f in cls._families.values() if issubclass(f, cls)}
-        if not isinstance(space, str) or space not in families:
-            raise GenotypeError(f"space: must be {_one_of(families)} but got {_show(space)}.")
+        family = cls._family(data.get("space"))
         fields = {key: value for key, value in data.items() if key not in ("version", "space")}
-        return families[space]._from_fields(fields)
+        return family._from_fields(fields)
+
+    @classmethod
+    def _family(cls, space: object) -> type[Genotype]:
+        """Return the family of this name, if it is one of this class."""
+        if isinstance(space, str) and space in _HOMES:
+            importlib.import_module(_HOMES[space])
+        families = {name: f for name, f in cls._families.items() if issubclass(f, cls)}
+        if not isinstance(space, str) or space not in families:
+            known = {**_HOMES, **families} if cls is Genotype else families
+            raise GenotypeError(f"space: must be {_one_of(known)} but got {_show(space)}.")
+        return families[space]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the genotype as plain data (lists, not tuples), ready for JSON."""

@@ -5,6 +5,8 @@ import dataclasses
 import json
 import pickle
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -72,6 +74,50 @@ def test_different_genotypes_differ() -> None:
     genotypes = [random_genotype(rng) for _ in range(200)]
     texts = {g.to_json() for g in genotypes}
     assert len(set(genotypes)) == len(texts)
+
+
+FAMILIES = {
+    "vision": vision(),
+    "recurrent": {"version": 1, "space": "recurrent", "nodes": [["relu", 0]]},
+    "model": {
+        "version": 1,
+        "space": "model",
+        "sources": {"a": ["input"]},
+        "ops": ["identity"],
+        "learners": {"a": []},
+    },
+    "nni": {"version": 1, "space": "nni", "choices": {}},
+    "linear": {"version": 1, "space": "linear", "learners": []},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_reading_a_genotype_loads_the_module_of_its_family_alone(name: str) -> None:
+    code = f"""
+import json
+from nni_petridish.genotype import Genotype
+document = json.loads({json.dumps(FAMILIES[name])!r})
+assert Genotype.from_dict(document).to_dict() == document
+print(*Genotype._families)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    others = {"model", "nni", "linear"} - {name}  # `search_spaces` itself loads the other two
+    loaded = set(done.stdout.split())
+    assert name in loaded
+    assert not loaded & others
+
+
+def test_an_unknown_family_is_answered_with_all_known_ones() -> None:
+    code = """
+from nni_petridish.errors import GenotypeError
+from nni_petridish.genotype import Genotype
+try:
+    Genotype.from_dict({"version": 1, "space": "audio"})
+except GenotypeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "must be one of vision, recurrent, model, nni, linear but got 'audio'" in done.stdout
 
 
 MALFORMED = {
