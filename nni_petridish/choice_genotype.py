@@ -55,6 +55,10 @@ class ChoiceGenotype(Genotype):
         """How many weak learners the most grown cell or choice has."""
         return max(map(len, self.choices.values()), default=0)
 
+    def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
+        """Return the weak learners of each label where something has grown."""
+        return self.choices
+
     def grown(self, additions: Mapping[str, Learner], merge: str | None = None) -> ChoiceGenotype:
         """Return the genotype with one more weak learner for every key in ``additions``."""
         grown = {key: (*self.learners(key), learner) for key, learner in additions.items()}

@@ -126,6 +126,10 @@ class Genotype(ABC):
     def growths(self) -> int:
         """How many weak learners the most grown part of the network has."""
 
+    @abstractmethod
+    def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
+        """Return the weak learners of each α table, in the order of growth."""
+
     @classmethod
     @abstractmethod
     def _from_fields(cls, fields: Mapping[str, Any]) -> Genotype: ...
@@ -205,6 +209,10 @@ class VisionGenotype(Genotype):
     def growths(self) -> int:
         """How many weak learners the most grown cell has."""
         return max((len(learners) for learners in self.cells.values()), default=0)
+
+    def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
+        """Return the weak learners of each kind of cell, or of each cell."""
+        return self.cells
 
     def grown(self, additions: Mapping[str, Learner], merge: str | None = None) -> VisionGenotype:
         """Return the genotype with one more weak learner for every key in ``additions``."""

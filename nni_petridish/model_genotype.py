@@ -95,6 +95,10 @@ class ModelGenotype(Genotype):
         """How many weak learners the most grown site has."""
         return max(len(learners) for learners in self.learners.values())
 
+    def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
+        """Return the weak learners of each site."""
+        return self.learners
+
     def grown(self, additions: Mapping[str, Learner], merge: str | None = None) -> ModelGenotype:
         """Return the genotype with one more weak learner for every site in ``additions``."""
         merge = merge or self.merge

@@ -74,6 +74,11 @@ class RecurrentGenotype(Genotype):
         """How many nodes were added to the first."""
         return len(self.nodes) - 1
 
+    def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
+        """Return the nodes beside the first as the weak learners that added them."""
+        added = self.nodes[1:]
+        return {CELL_KEY: [((node_name(source), activation),) for activation, source in added]}
+
     def grown(
         self, additions: Mapping[str, Learner], merge: str | None = None
     ) -> RecurrentGenotype:

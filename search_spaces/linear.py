@@ -77,6 +77,10 @@ class LinearGenotype(Genotype):
         """How many weak learners there are."""
         return len(self.learners)
 
+    def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
+        """Return the weak learners of the prediction."""
+        return {KEY: self.learners}
+
     def grown(self, additions: Mapping[str, Learner], merge: str | None = None) -> LinearGenotype:
         """Return the genotype with one more weak learner; every merge is a weighted sum here."""
         for key in additions:

@@ -11,7 +11,11 @@ import sys
 import pytest
 
 from nni_petridish import Genotype, GenotypeError, PetridishError, VisionGenotype
-from nni_petridish.genotype import VISION_OPS, macro_key
+from nni_petridish.choice_genotype import ChoiceGenotype
+from nni_petridish.genotype import VISION_OPS, Learner, macro_key
+from nni_petridish.model_genotype import ModelGenotype
+from nni_petridish.recurrent_genotype import RecurrentGenotype
+from search_spaces.linear import LinearGenotype
 
 
 def vision(**changes: object) -> dict:
@@ -197,3 +201,25 @@ def test_grown_appends_and_refuses_what_it_does_not_know() -> None:
         seed.grown({"normal": (("h0", "identity"),)})
     with pytest.raises(GenotypeError, match="merge"):
         grown.grown({"normal": (("h0", "identity"),)}, merge="weighted_sum")
+
+
+@pytest.mark.parametrize(
+    ("seed", "additions"),
+    [
+        (VisionGenotype.seed(), {"reduce": (("prev", "identity"), ("prev_prev", "identity"))}),
+        (VisionGenotype.seed("macro", 2), {"cell_01": (("prev", "max_pool_3x3"),)}),
+        (RecurrentGenotype.seed(), {"cell": (("s1", "tanh"),)}),
+        (ModelGenotype.seed({"b": ["a"]}, ["identity"]), {"b": (("a", "identity"),)}),
+        (ChoiceGenotype(), {"label": (("0", "conv"),)}),
+        (LinearGenotype.seed(), {"prediction": (("x2", "identity"),)}),
+    ],
+    ids=lambda value: value.space if isinstance(value, Genotype) else "",
+)
+def test_the_learners_of_a_grown_genotype_are_those_it_was_given(
+    seed: Genotype, additions: dict[str, Learner]
+) -> None:
+    assert not any(seed.learners_by_key().values())
+    grown = seed.grown(additions).grown(additions)
+    found = {key: list(learners) for key, learners in grown.learners_by_key().items() if learners}
+    assert found == {key: [learner, learner] for key, learner in additions.items()}
+    assert grown.growths == max(map(len, found.values()))

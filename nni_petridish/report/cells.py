@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from nni_petridish.choice_genotype import ChoiceGenotype
 from nni_petridish.genotype import VISION_SOURCES, Genotype, Learner, VisionGenotype, learner_name
 from nni_petridish.recurrent_genotype import RecurrentGenotype, node_name
 from nni_petridish.report import svg
@@ -28,17 +27,6 @@ def draw_cells(genotype: Genotype, authors: Authors) -> dict[str, Markup]:
         }
     if isinstance(genotype, RecurrentGenotype):
         return {"cell": _recurrent_cell(genotype, authors.get("cell", ()))}
-    return {}
-
-
-def learners_of(genotype: Genotype) -> dict[str, int]:
-    """Count the weak learners of each α table."""
-    if isinstance(genotype, VisionGenotype):
-        return {key: len(learners) for key, learners in genotype.cells.items()}
-    if isinstance(genotype, RecurrentGenotype):
-        return {"cell": len(genotype.nodes) - 1}
-    if isinstance(genotype, ChoiceGenotype):
-        return {key: len(learners) for key, learners in genotype.choices.items()}
     return {}
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from nni_petridish.genotype import Genotype
-from nni_petridish.report.cells import draw_cells, learners_of
+from nni_petridish.report.cells import draw_cells
 from nni_petridish.report.charts import hull_chart, training_chart
 from nni_petridish.report.diary import alpha_chart
 from nni_petridish.report.lineage import lineage_tree
@@ -102,8 +102,8 @@ def _authors(lineage: list[str], documents: Documents) -> dict[str, list[str]]:
     authors: dict[str, list[str]] = {}
     for id in lineage:
         if id in documents:
-            counts = learners_of(Genotype.from_dict(documents[id]["genotype"]))
-            for key, count in counts.items():
+            genotype = Genotype.from_dict(documents[id]["genotype"])
+            for key, learners in genotype.learners_by_key().items():
                 known = authors.setdefault(key, [])
-                known += [id] * (count - len(known))
+                known += [id] * (len(learners) - len(known))
     return authors
