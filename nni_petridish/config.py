@@ -172,7 +172,7 @@ class SearchConfig:
 
     def load_task(self) -> Task:
         """Load the data and make the task; needs torch."""
-        task = kind_of(self.space).load_task(self.space, self.data, self.recipe)
+        task: Task = kind_of(self.space).load_task(self.space, self.data, self.recipe)
         if self.start is None:
             return task
         from nni_petridish.warm_start import warm_task

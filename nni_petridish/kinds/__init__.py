@@ -12,8 +12,6 @@ from nni_petridish.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nni_petridish.task import Task
-
 ARGUMENTS = "tuner.classArgs"
 """Where in a configuration the arguments of a search stand."""
 KINDS = ("vision", "recurrent")
@@ -63,8 +61,8 @@ class Kind(Protocol):
         """Return the recipe with these values."""
         ...
 
-    def load_task(self, space: Mapping[str, Any], data: Mapping[str, Any], recipe: Any) -> Task:
-        """Load the data and make the task."""
+    def load_task(self, space: Mapping[str, Any], data: Mapping[str, Any], recipe: Any) -> Any:
+        """Load the data and make the task, a `nni_petridish.task.Task`."""
         ...
 
 
