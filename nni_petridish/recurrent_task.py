@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -98,10 +98,6 @@ class RecurrentTask:
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one word, parameters)."""
         return self.space.size(net)
-
-    def describe(self) -> dict[str, Any]:
-        """Return space and text as plain data."""
-        return {"space": self.space.name, **self.space.describe(), "text": self.corpus.name}
 
     def _measure(self, net: nn.Module, text: Tensor) -> Record:
         metrics = evaluate_language(net, text, self.recipe)

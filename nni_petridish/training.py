@@ -89,7 +89,6 @@ def fit(
     seed: int,
     validation: Split | None = None,
     on_epoch: Callable[[Record], object] | None = None,
-    on_step: Callable[[float], object] | None = None,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     label: str = "training",
@@ -114,8 +113,6 @@ def fit(
         Measured after every epoch if given.
     on_epoch
         Called with each new epoch's record, after its checkpoint is written; may raise to end.
-    on_step
-        Called before every step with the fraction of steps done, for schedules such as λ's.
     checkpoint
         Folder. The state is written there after every epoch, and training goes on from what is
         found there if it is of the same network, recipe, number of images and seed; a finished one
@@ -155,7 +152,7 @@ def fit(
     with torch.random.fork_rng(devices), bar:
         for epoch in range(start, recipe.epochs):
             bar.set_description(f"{label}, epoch {epoch + 1}/{recipe.epochs}", refresh=False)
-            record = run.epoch(epoch, bar, on_step, stop)
+            record = run.epoch(epoch, bar, stop)
             if validation is not None:
                 metrics = evaluate(net, validation, recipe)
                 record |= {"validation_loss": metrics.loss, "validation_error": metrics.error}
@@ -249,7 +246,6 @@ class _Run:
         self,
         epoch: int,
         bar: tqdm[Any],
-        on_step: Callable[[float], object] | None,
         stop: Callable[[], bool] | None,
     ) -> Record:
         """Train for one epoch, counted from 0."""
@@ -272,8 +268,6 @@ class _Run:
             step = epoch * self.steps + index
             if self.set_drop_path is not None:
                 self.set_drop_path(self.recipe.drop_path_keep, step / self.total)
-            if on_step is not None:
-                on_step(step / self.total)
             start = index * self.recipe.batch_size + self.world.rank * self.share
             augmented = self.augmentation.apply(raw, draws, start, self.train.normalise)
             loss, logits = self._loss(_laid_out(augmented, self.recipe), labels)

@@ -345,7 +345,6 @@ def test_a_task_grows_from_seed_to_child(tmp_path: Path) -> None:
     multiply_adds, parameters = task.size(net)
     assert multiply_adds == 16 * 16 + 2 * 8 * 16 + WORDS * 8
     assert parameters == multiply_adds + WORDS + 1
-    assert task.describe()["space"] == "recurrent"
     assert task.test(net)["error"] > 1
 
 

@@ -202,10 +202,9 @@ class WithDropPath(Small):
 
 
 def test_drop_path_is_told_keep_and_progress_before_every_step() -> None:
-    net, seen = WithDropPath(), list[float]()
-    train(net, on_step=seen.append)
+    net = WithDropPath()
+    train(net)
     assert net.calls == [(0.8, step / 20) for step in range(20)]
-    assert seen == [step / 20 for step in range(20)]
 
 
 class WithAuxiliary(Small):
@@ -346,7 +345,7 @@ def test_a_finished_checkpoint_restores_and_trains_no_step(tmp_path: Path) -> No
     done = Small()
     train(done, checkpoint=tmp_path)
     again = Small(seed=9)
-    history = train(again, checkpoint=tmp_path, on_step=lambda _: pytest.fail("a step"))
+    history = train(again, checkpoint=tmp_path, stop=lambda: pytest.fail("a step"))
     assert same(done, again)
     assert history.resumed_at == len(history.records) == 4
 
