@@ -132,7 +132,7 @@ def fit(
     """
     if len(train) == 0:
         raise DataError("training needs at least 1 image but got 0.")
-    if not isinstance(seed, int) or seed < 0:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0 but got {seed!r}.")
     device = resolve_device(recipe)
     _place(net, device, recipe)

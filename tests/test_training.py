@@ -207,6 +207,12 @@ def test_drop_path_is_told_keep_and_progress_before_every_step() -> None:
     assert net.calls == [(0.8, step / 20) for step in range(20)]
 
 
+@pytest.mark.parametrize("seed", [True, -1, 1.0, "1"])
+def test_a_seed_is_a_whole_number_of_at_least_0(seed: object) -> None:
+    with pytest.raises(ConfigError, match=f"seed must be a whole number .* but got {seed!r}"):
+        train(Small(), seed=seed)
+
+
 class WithAuxiliary(Small):
     def __init__(self) -> None:
         super().__init__()
