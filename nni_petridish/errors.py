@@ -39,6 +39,10 @@ class TrainingError(PetridishError):
     """Training broke down, for instance by a loss that is not finite."""
 
 
+class WorkerError(PetridishError):
+    """The processes that shared out a piece of work all crashed."""
+
+
 class Interrupted(PetridishError):
     """Training was stopped on request; the last checkpoint is whole."""
 

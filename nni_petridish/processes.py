@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import WorkerError
 
 _POLL_SECONDS = 0.5
 
@@ -30,7 +30,12 @@ def run_in_processes(
     stop
         True sends them SIGTERM, once.
     what
-        They work on, for the message if all of them fail.
+        The work, for the message if all of them fail.
+
+    Raises
+    ------
+    WorkerError
+        If all of them ended with an exit code other than 0 though ``stop`` did not ask for it.
     """
     # Not forked: torch's threads do not survive that, and each must set its own number of them.
     context = multiprocessing.get_context("spawn")
@@ -48,4 +53,4 @@ def run_in_processes(
         time.sleep(_POLL_SECONDS)
     if all(process.exitcode for process in processes) and not asked:
         codes = ", ".join(str(process.exitcode) for process in processes)
-        raise ConfigError(f"All {jobs} processes of {what} ended early (exit codes {codes}).")
+        raise WorkerError(f"All {jobs} processes of {what} ended early (exit codes {codes}).")
