@@ -90,11 +90,12 @@ def _grow(growth: Growth, folder: str, stopping: Stopping) -> Outcome:
     from nni_petridish.config import SearchConfig
     from nni_petridish.gallery import Gallery
     from nni_petridish.growth import Watcher
+    from nni_petridish.kinds import kind_of
     from nni_petridish.worker import work_on
 
     gallery = Gallery(folder)
     config = SearchConfig.of_gallery(gallery)
-    is_share = config.space["space"] == "vision"  # the others' error is a perplexity
+    is_share = kind_of(config.space).MEASURE.is_share
     watcher = Watcher(report=_reporter(growth, is_share), stop=lambda: stopping.asked)
     return work_on(growth, gallery, config.load_task, config.plan, watcher)
 

@@ -322,6 +322,32 @@ def test_the_command_shows_what_is_finished_and_keeps_it(
     assert picture.count("<circle") == len(lines)
 
 
+def test_perplexity_is_called_so_and_shown_as_a_plain_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    l1 = {"variants": {"weak": {"l1": 0.001}, "usual": {}}}
+    path = write(tmp_path, tables={"l1": l1}, repeats=1)
+    document = yaml.safe_load(path.read_text())
+    arguments = document["tuner"]["classArgs"]
+    arguments |= {"data": {"name": "pydoc"}, "recipe": {}}
+    for key in ("l1", "i_max"):
+        arguments.pop(key, None)
+    document["searchSpace"] = {"space": "recurrent", "embedding": 8}
+    path.write_text(yaml.safe_dump(document))
+    fill(Ablations.from_yaml(path), lambda run: (123.45, math.nan))
+    assert main(["ablate", str(path), "--show"]) == 0
+    picture = (tmp_path / "out" / PICTURE_FILE).read_text()
+    assert "validation perplexity; dots" in picture
+    assert "seed 0: 123.45" in picture
+    page = (tmp_path / "out" / TABLES_FILE).read_text()
+    for text in (capsys.readouterr().out, page):
+        assert "validation perplexity" in text
+        assert "123.45" in text
+    for text in (picture, page):
+        assert "%" not in text.replace("100%", "")
+        assert "percent" not in text
+
+
 # Real searches.
 
 

@@ -9,6 +9,7 @@ from nni_petridish.ablations.paper import PAPER
 from nni_petridish.ablations.section import Table
 from nni_petridish.ablations.settings import Ablations
 from nni_petridish.ablations.tables import Finding, findings
+from nni_petridish.error_measure import Measure
 from nni_petridish.report import svg
 
 _WIDTH, _LEFT, _RIGHT = 760, 130, 90
@@ -26,14 +27,15 @@ def draw(ablations: Ablations) -> str:
         parts.append(svg.line(_x(tick, ticks), 18, _x(tick, ticks), height - _FOOT + 6, "axis"))
         parts.append(svg.text(_x(tick, ticks), height - 22, f"{tick:g}", "soft", "middle"))
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(svg.text(middle, height - 5, _measure(tables), "soft", "middle"))
+    parts.append(svg.text(middle, height - 5, _axis(ablations.measure, tables), "soft", "middle"))
     top = 0.0
     for table, found in tables:
         parts.append(svg.text(8, top + 25, _short_title(table), "bold"))
         for i, one in enumerate(found):
             parts += _variant(table, one, top + _TITLE + _LINE * (i + 0.4), ticks)
         top += _TITLE + _LINE * len(found)
-    return svg.standalone(svg.picture(_WIDTH, height, parts, "errors of the variants"))
+    label = f"{ablations.measure.name} of the variants"
+    return svg.standalone(svg.picture(_WIDTH, height, parts, label))
 
 
 def _variant(table: Table, one: Finding, y: float, ticks: Sequence[float]) -> list[str]:
@@ -72,8 +74,8 @@ def _short_title(table: Table) -> str:
     return paper.title if paper else table.name
 
 
-def _measure(tables: Sequence[tuple[Table, Sequence[Finding]]]) -> str:
+def _axis(measure: Measure, tables: Sequence[tuple[Table, Sequence[Finding]]]) -> str:
     results = [r for _, found in tables for one in found for r in one.results.values()]
     tested = any(result["final"] for result in results)
-    kind = "test error after final training" if tested else "validation error"
-    return f"{kind} (%); dots: searches, bars: mean ± standard deviation"
+    kind = f"test {measure.name} after final training" if tested else f"validation {measure.name}"
+    return f"{kind}{measure.unit}; dots: searches, bars: mean ± standard deviation"

@@ -59,7 +59,7 @@ def _run(ablations: Ablations, jobs: int) -> None:
 def _finish(ablations: Ablations) -> int:
     """Print the tables and keep them; 1 if something is missing in them."""
     from nni_petridish.ablations.chart import draw
-    from nni_petridish.ablations.tables import LEGEND, to_csv, to_markdown, to_text
+    from nni_petridish.ablations.tables import legend, to_csv, to_markdown, to_text
     from nni_petridish.atomic import write_file
 
     done = _count_finished(ablations)
@@ -73,7 +73,7 @@ def _finish(ablations: Ablations) -> int:
     }
     for name, content in files.items():
         write_file(ablations.folder / name, content.encode())
-    print(f"\n{to_text(ablations)}\n\n{LEGEND}\n")
+    print(f"\n{to_text(ablations)}\n\n{legend(ablations)}\n")
     print(f"{', '.join(files)} are in {ablations.folder}")
     missing = len(ablations.runs) - done
     if missing:

@@ -16,7 +16,9 @@ from typing import Any
 from nni_petridish.ablations.section import JUDGEMENT, PLACE, Changes, Final, Section, Table
 from nni_petridish.checks import mapping, prefix, put, resolve
 from nni_petridish.config import SearchConfig, read_experiment
+from nni_petridish.error_measure import Measure
 from nni_petridish.errors import ConfigError, GalleryError
+from nni_petridish.kinds import kind_of
 from search_spaces.vision import VisionSpace
 
 SEARCHES, RESULTS = "searches", "results"
@@ -54,6 +56,11 @@ class Run:
     def seed(self) -> int:
         """Of the search and of the final training."""
         return self.config.settings.seed
+
+    @property
+    def measure(self) -> Measure:
+        """The number that the search minimizes."""
+        return kind_of(self.config.space).MEASURE
 
     @cached_property
     def file(self) -> Path:
@@ -131,6 +138,11 @@ class Ablations:
         if folder is not None:
             changed = replace(changed, section=replace(changed.section, folder=folder))
         return changed
+
+    @property
+    def measure(self) -> Measure:
+        """The number by which the variants are compared."""
+        return kind_of({"space": "vision", **self.search_space}).MEASURE
 
     @property
     def tables(self) -> list[Table]:

@@ -13,17 +13,12 @@ from typing import Any
 from nni_petridish.ablations.paper import PAPER, PaperRow
 from nni_petridish.ablations.section import Table
 from nni_petridish.ablations.settings import Ablations, Run
+from nni_petridish.error_measure import ERROR, Measure
 from nni_petridish.report.svg import short_count
 from nni_petridish.report.tables import markdown_table, text_table
 
 Result = dict[str, Any]
 Row = dict[str, str]
-
-LEGEND = (
-    "Errors are in percent (perplexities as they are), as mean ± standard deviation over the"
-    " searches. − default: mean difference to the variant that changes nothing, with the same"
-    " random seeds, ± its standard error. Multiply-adds and parameters: of the final model."
-)
 
 
 @dataclass(frozen=True)
@@ -36,30 +31,30 @@ class Finding:
         Its name.
     results
         Of its finished runs, by random seed.
-    scale
-        What its errors are multiplied by: 100 for percent, 1 for perplexity.
+    measure
+        The number by which the variants are compared.
     """
 
     variant: str
     results: Mapping[int, Result]
-    scale: float = 100.0
+    measure: Measure = ERROR
 
     def errors(self) -> dict[int, float]:
         """Return what counts by random seed: test errors, or validation errors without them."""
         finals = {seed: result["final"] for seed, result in self.results.items()}
         return {
-            seed: self.scale * (final["test_error"] if final else self._validation(seed))
+            seed: self.measure.scale * (final["test_error"] if final else self._validation(seed))
             for seed, final in finals.items()
         }
 
     def validation_errors(self) -> list[float]:
         """Return the lowest errors in the searches."""
-        return [self.scale * self._validation(seed) for seed in self.results]
+        return [self.measure.scale * self._validation(seed) for seed in self.results]
 
     def test_errors(self) -> list[float]:
         """Return the errors after the final trainings, if there were any."""
         finals = [result["final"] for result in self.results.values()]
-        return [self.scale * final["test_error"] for final in finals if final]
+        return [self.measure.scale * final["test_error"] for final in finals if final]
 
     def _validation(self, seed: int) -> float:
         return float(self.results[seed]["validation_error"])
@@ -68,12 +63,11 @@ class Finding:
 def findings(ablations: Ablations, table: Table) -> list[Finding]:
     """Read what the runs of a table have found so far."""
     found = []
-    scale = 100.0 if ablations.search_space.get("space", "vision") == "vision" else 1.0
     for variant in table.variants:
         runs = [ablations.run(table, variant, r) for r in range(ablations.section.repeats)]
         results = {run.seed: run.result() for run in runs}
         done = {seed: result for seed, result in results.items() if result is not None}
-        found.append(Finding(variant, done, scale))
+        found.append(Finding(variant, done, ablations.measure))
     return found
 
 
@@ -83,8 +77,18 @@ def title_of(table: Table) -> str:
     return f"{paper.title} ({paper.source})" if paper else table.name
 
 
+def legend(ablations: Ablations) -> str:
+    """Explain the columns of the tables."""
+    form = "in percent" if ablations.measure.is_share else "as a plain number"
+    return (
+        f"The {ablations.measure.name} is given {form}, as mean ± standard deviation over the"
+        " searches. − default: mean difference to the variant that changes nothing, with the same"
+        " random seeds, ± its standard error. Multiply-adds and parameters: of the final model."
+    )
+
+
 def table_rows(table: Table, found: Sequence[Finding]) -> list[Row]:
-    """Return one row per variant; columns that nobody fills are left out. See `LEGEND`."""
+    """Return one row per variant; columns that nobody fills are left out. See `legend`."""
     paper = PAPER[table.name].rows if table.name in PAPER else {}
     default = next((one for one in found if one.variant == table.default), None)
     rows = [_row(one, default, paper.get(one.variant)) for one in found]
@@ -103,7 +107,7 @@ def to_text(ablations: Ablations) -> str:
 def to_markdown(ablations: Ablations) -> str:
     """Return all tables as a page in Markdown."""
     parts = [_markdown(table, findings(ablations, table)) for table in ablations.tables]
-    return "\n\n".join(["# Ablations", LEGEND, *parts]) + "\n"
+    return "\n\n".join(["# Ablations", legend(ablations), *parts]) + "\n"
 
 
 def to_csv(ablations: Ablations) -> str:
@@ -123,9 +127,10 @@ def describe_run(run: Run, result: Result | str) -> str:
     """Say in one line what became of a run."""
     if isinstance(result, str):
         return f"{run.name}, seed {run.seed}: failed: {result}"
-    final = result["final"]
-    tested = f", test error {final['test_error']:.4f}" if final else ""
-    return f"{run.name}, seed {run.seed}: validation error {result['validation_error']:.4f}{tested}"
+    final, name = result["final"], run.measure.name
+    tested = f", test {name} {final['test_error']:.4f}" if final else ""
+    validated = f"validation {name} {result['validation_error']:.4f}"
+    return f"{run.name}, seed {run.seed}: {validated}{tested}"
 
 
 _COLUMNS = (
@@ -163,8 +168,8 @@ def _row(one: Finding, default: Finding | None, paper: PaperRow | None) -> Row:
     return {
         "variant": one.variant,
         "searches": str(len(results)),
-        "validation error": _spread(one.validation_errors()),
-        "test error": _spread(one.test_errors()),
+        f"validation {one.measure.name}": _spread(one.validation_errors()),
+        f"test {one.measure.name}": _spread(one.test_errors()),
         "− default": _difference(one, default),
         "multiply-adds": _count([result["multiply_adds"] for result in sized]),
         "parameters": _count([result["parameters"] for result in sized]),

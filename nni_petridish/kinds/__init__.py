@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from nni_petridish.error_measure import Measure
 from nni_petridish.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ KINDS = ("vision", "recurrent")
 
 class Kind(Protocol):
     """A module that knows one kind of space; only `load_task` may import torch."""
+
+    MEASURE: Measure
+    """The number that a search of this kind minimizes."""
 
     def read_data(self, data: dict[str, Any], base: Path) -> dict[str, Any]:
         """Check ``data`` without loading it; folders are relative to ``base``."""

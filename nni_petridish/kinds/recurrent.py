@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.checks import prefix, refuse_unknown, resolve
+from nni_petridish.error_measure import PERPLEXITY
 from nni_petridish.errors import ConfigError
 from nni_petridish.kinds import ARGUMENTS
 from nni_petridish.language_recipe import LanguageRecipe
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from nni_petridish.task import Task
 
+MEASURE = PERPLEXITY
 _PLACE = f"{ARGUMENTS}.data"
 
 

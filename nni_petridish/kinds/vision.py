@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nni_petridish.checks import prefix, refuse_unknown, resolve
 from nni_petridish.data import Description, check_data, describe
+from nni_petridish.error_measure import ERROR
 from nni_petridish.errors import ConfigError
 from nni_petridish.kinds import ARGUMENTS
 from nni_petridish.recipe import Recipe
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from nni_petridish.task import Task
 
+MEASURE = ERROR
 _PLACE = f"{ARGUMENTS}.data"
 _DECIDED_BY_DATA = ("image_shape", "num_classes")
 
