@@ -10,19 +10,20 @@ from typing import Any
 import nni
 import torch
 
-from nni_petridish.errors import DamagedModelError, TrainingError
+from nni_petridish.errors import Orphaned, TrainingError
 from nni_petridish.evaluator_task import EvaluatorTask, Metric
 from nni_petridish.evaluators import Evaluator
-from nni_petridish.events import fail_event
 from nni_petridish.gallery import Gallery
-from nni_petridish.growth import Watcher, load_network, run_growth
+from nni_petridish.growth import Watcher, load_network
 from nni_petridish.nni_reports import Reporter
 from nni_petridish.nni_space import Space
 from nni_petridish.process import set_threads
 from nni_petridish.records import Growth, Outcome
 from nni_petridish.settings import Plan
 from nni_petridish.task import Record, Task
+from nni_petridish.trial import Stopping
 from nni_petridish.warm_start import warm_task
+from nni_petridish.worker import work_on
 
 _PICKLE_SIZE = 64 * 1024  # NNI's own limit for what it sends to trials
 
@@ -48,7 +49,8 @@ class GrowthEvaluator(Evaluator):
     metric
         What to take from the evaluators' reports.
     concurrency
-        How many trials share the cores of a machine; None leaves torch's threads as they are.
+        How many trials share the cores of a machine, each a process of its own; None in the user's
+        process, whose threads and signals are left as they are.
     start
         The model to start from instead of the seed, see `nni_petridish.warm_start`.
     """
@@ -73,29 +75,30 @@ class GrowthEvaluator(Evaluator):
         return repr(self.growth)
 
     def evaluate(self, model: Any = None) -> Outcome:
-        """Carry out the growth and report it; what fails is in the journal and raised again."""
+        """Carry out the growth as every worker does, and report it."""
+        stopping = Stopping()
         if self.concurrency is not None:
             set_threads(self.concurrency)
+            stopping.listen()
         gallery, reporter = Gallery(self.gallery), Reporter()
 
         def report(phase: str, record: Record) -> None:
             value = {name: number for name, number in record.items() if name != "metric"}
             tags = {**self._tags(), "phase": phase}
-            reporter.intermediate({"default": _shown(phase, record), **value, **tags})
+            shown = {"default": _shown(phase, record), **value, **tags}
+            try:
+                reporter.intermediate(shown)
+            except Exception as problem:
+                raise Orphaned(f"NNI does not answer ({problem}).") from problem
 
-        try:
-            task: Task = EvaluatorTask(self.space, _unpacked(self.evaluators), self.metric)
-            if self.start is not None:
-                task = warm_task(task, self.start)
-            outcome = run_growth(self.growth, task, self.plan, gallery, Watcher(report))
-        except Exception as error:
-            if isinstance(error, DamagedModelError) and self.growth.parent is not None:
-                gallery.quarantine(self.growth.parent, str(error))
-            reason = one_line(error)
-            gallery.journal.append(fail_event(self.growth.id, self.growth.attempt, reason))
-            raise
+        watcher = Watcher(report, stop=lambda: stopping.asked)
+        outcome = work_on(self.growth, gallery, self._task, self.plan, watcher)
         reporter.final(self._final(outcome))
         return outcome
+
+    def _task(self) -> Task:
+        task: Task = EvaluatorTask(self.space, _unpacked(self.evaluators), self.metric)
+        return task if self.start is None else warm_task(task, self.start)
 
     def _execute(self, model: Any) -> Outcome:
         """Do not build the network that NNI would."""
@@ -188,10 +191,3 @@ def _shown(phase: str, record: Record) -> float:
         f"the {phase} evaluator must report a metric or a validation_error after every epoch but"
         f" reported {', '.join(record) or 'nothing'}."
     )
-
-
-def one_line(error: BaseException) -> str:
-    """Return the kind of an error and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    name = type(error).__name__
-    return f"{name}: {lines[0]}" if lines else name

@@ -37,8 +37,9 @@ class Roll:
         self._engine = engine
         # The engine's listener thread puts, the strategy's thread takes.
         self._events: queue.SimpleQueue[ModelEvent] = queue.SimpleQueue()
-        # The engine keeps weak references only, and tells nothing of models that are gone.
-        self._open: dict[Growth, Any] = {}
+        # The engine keeps weak references only, and tells nothing of models that are gone. A growth
+        # that was given back and handed out again has an entry for each of its trials.
+        self._open: list[tuple[Growth, Any]] = []
         self._ended: list[Growth] = []
         self._reported: set[str] = set()
         self._adopted: dict[str, Growth] = {}
@@ -73,7 +74,7 @@ class Roll:
             ours = known.get((growth.id, growth.attempt))
             if ours is not None:
                 self._adopted[trial] = ours
-                self._open[ours] = None
+                self._open.append((ours, None))
         return {growth.id for growth in self._adopted.values()}
 
     def has_room(self) -> bool:
@@ -84,7 +85,7 @@ class Roll:
 
     def add(self, growth: Growth, model: Any) -> None:
         """Take note that a growth is submitted."""
-        self._open[growth] = model
+        self._open.append((growth, model))
 
     def wait(self, seconds: float) -> None:
         """Wait for news, at most so long, and take all there is."""
@@ -98,7 +99,8 @@ class Roll:
 
     def lost(self, running: Iterable[Growth]) -> list[Growth]:
         """Return those of the running growths that have no trial any more."""
-        unresolved = [g for g in running if g in self._open and g.id not in self._reported]
+        submitted = {growth for growth, _ in self._open}
+        unresolved = [g for g in running if g in submitted and g.id not in self._reported]
         missing = len(unresolved) - self.trials
         # First those whose own trial is said to have ended.
         unresolved.sort(key=lambda growth: growth not in self._ended)
@@ -108,7 +110,7 @@ class Roll:
         return lost
 
     def _take(self, event: ModelEvent) -> None:
-        growth = next((g for g, model in self._open.items() if model is event.model), None)
+        growth = next((g for g, model in self._open if model is event.model), None)
         if isinstance(event, FinalMetricEvent) and isinstance(event.metric, dict):
             self._reported.add(str(event.metric.get("growth")))
         elif isinstance(event, TrainingEndEvent) and growth is not None:
@@ -123,7 +125,7 @@ class Roll:
 
     def _forget(self, growth: Growth) -> None:
         """Close the books on a growth, and on one trial that ended."""
-        del self._open[growth]
+        self._open.remove(next(entry for entry in self._open if entry[0] == growth))
         ended = growth if growth in self._ended else self._ended[0]
         self._ended.remove(ended)
 

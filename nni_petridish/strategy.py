@@ -1,7 +1,7 @@
 """Petridish as an NNI strategy: ``NasExperiment(space, evaluator, Petridish(...))``.
 
 The strategy only carries messages: what to do next is decided by the `Coordinator`, growths are
-carried out by `run_growth` in the trials, and the gallery remembers everything. NNI's own
+carried out by `work_on` in the trials, and the gallery remembers everything. NNI's own
 checkpoint holds nothing that is not there too.
 """
 
@@ -23,7 +23,7 @@ from nni_petridish.evaluators import check_evaluator, own_epochs
 from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
 from nni_petridish.growth import PHASES
-from nni_petridish.growth_evaluator import GrowthEvaluator, one_line, trained_network
+from nni_petridish.growth_evaluator import GrowthEvaluator, trained_network
 from nni_petridish.kinds import kind_of
 from nni_petridish.nni_engine import (
     Roll,
@@ -40,6 +40,7 @@ from nni_petridish.records import Done, Growth, ModelRecord
 from nni_petridish.search import Chooser, Search
 from nni_petridish.settings import Limits, Plan, SearchSettings, check_number
 from nni_petridish.warm_start import find_start, identity_of, read_start
+from nni_petridish.worker import describe_failure
 
 # After ours, which know how to import NNI's NAS without its warnings.
 from nni.common.serializer import SerializableObject  # isort: skip
@@ -292,7 +293,7 @@ class Petridish(Strategy):
         except Exception as error:
             if not is_sequential(self.engine):
                 raise
-            _log.warning("%s failed: %s", growth.id, one_line(error))
+            _log.warning("%s failed: %s", growth.id, describe_failure(error))
 
     def _at_once(self, growth: Growth) -> int | None:
         """Return how many growths share a machine; None in this process, whose user decides."""

@@ -61,6 +61,10 @@ def work_on(
     except (Interrupted, KeyboardInterrupt):
         gallery.journal.append(release_event(growth.id, growth.attempt))
         raise
+    except SystemExit:  # Lightning ends its process by itself when that is told to stop
+        if watcher.stop():
+            gallery.journal.append(release_event(growth.id, growth.attempt))
+        raise
     except Orphaned:
         raise
     except DamagedModelError as error:

@@ -382,7 +382,7 @@ def test_a_growth_that_fails_is_tried_again_and_then_dropped(tmp_path: Path, sta
         start(strategy, evaluator)
         failures = [event for event in journal(folder) if event["event"] == "fail"]
         assert [event["event"] for event in failures] == lines
-        assert failures[0]["reason"] == "RuntimeError: trouble number 0"
+        assert failures[0]["reason"] == "RuntimeError: trouble number 0 and more about it"
         # Dropped or not, the search went on until it had its two models.
         expected = "g00001" if times == 1 else "g00002"
         assert [model.id for model in strategy.models()] == ["g00000", expected]
@@ -410,6 +410,43 @@ def test_an_evaluator_without_any_metric_fails_in_one_line(tmp_path: Path, start
     (reason,) = reasons
     assert "must report a metric or a validation_error after every epoch" in reason
     assert reason.endswith("but reported epoch, loss.")
+
+
+def test_a_trial_of_the_strategy_is_alone_and_visibly_alive(tmp_path: Path, start: Any) -> None:
+    folder = tmp_path / "gallery"
+    strategy = Petridish(folder, max_models=1)
+    start(strategy, FunctionalEvaluator(users.look_at_work, folder=str(folder)))
+    (model,) = strategy.models()
+    assert (model.outcome.metrics["pulse"], model.outcome.metrics["lock"]) == (1.0, 1.0)
+
+
+def test_a_growth_that_the_user_interrupts_is_given_back(tmp_path: Path, start: Any) -> None:
+    start(Petridish(tmp_path / "gallery"), FunctionalEvaluator(users.interrupt))
+    assert [event["event"] for event in journal(tmp_path / "gallery")] == ["ask", "release"]
+
+
+TERMINATED = """
+import sys
+from nni.nas.evaluator import FunctionalEvaluator
+from nni_petridish.evaluator_task import Metric
+from nni_petridish.growth_evaluator import GrowthEvaluator
+from nni_petridish.settings import Plan
+from nni_petridish.records import Growth
+from tests.nni_evaluators import terminate
+from tests.test_strategy import SPACE
+
+growth = Growth("g00000", None, 1, 0.01, 2)
+evaluators = {"seed": FunctionalEvaluator(terminate)}
+GrowthEvaluator(growth, SPACE, evaluators, sys.argv[1], Plan(1, 1, 1), Metric(), 1).evaluate()
+"""
+
+
+def test_a_trial_that_is_stopped_gives_its_growth_back(tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "gallery", {}, {})
+    command = [sys.executable, "-W", "ignore", "-c", TERMINATED, str(gallery.folder)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120, check=False)
+    assert done.returncode != 0
+    assert [event["event"] for event in gallery.journal.read_all()] == ["release"]
 
 
 def test_an_interrupted_experiment_resumes(tmp_path: Path, start: Any) -> None:
@@ -568,6 +605,31 @@ def test_the_end_of_a_trial_is_believed_only_as_far_as_the_count_goes() -> None:
     roll.close()
 
 
+def test_a_growth_that_was_given_back_is_not_lost_when_it_runs_again() -> None:
+    engine = Told()
+    space = SimplifiedModelSpace.from_model(SPACE.model_space(), None)
+    growth = Growth("g00000", None, 0, 0.001, 3)
+    for told_before in (True, False):
+        roll = Roll(engine)
+        first, second = (space.freeze({"normal": [], "reduce": []}) for _ in range(2))
+        end = TrainingEndEvent(first, ModelStatus.Failed)
+        roll.add(growth, first)
+        if told_before:
+            engine.dispatch_model_event(end)
+            roll.wait(0)
+        assert roll.lost([]) == []  # given back: nobody works on it
+        roll.add(growth, second)
+        if not told_before:
+            engine.dispatch_model_event(end)
+            roll.wait(0)
+        assert roll.lost([growth]) == []
+        assert roll.trials == 1
+        engine.dispatch_model_event(TrainingEndEvent(second, ModelStatus.Failed))
+        roll.wait(0)
+        assert roll.lost([growth]) == [growth]
+        roll.close()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -681,7 +743,8 @@ def test_the_training_service_runs_two_trials_and_survives_a_kill(tmp_path: Path
     assert len(models) == len(set(models)) == 6
     # Trials that were under way ran again as they were; the first new one failed, once.
     failed = [event for event in events if event["event"] == "fail"]
-    assert [event["reason"] for event in failed] == ["RuntimeError: trouble number 0"]
+    reason = "RuntimeError: trouble number 0 and more about it"
+    assert [event["reason"] for event in failed] == [reason]
     assert not [event for event in events if event["event"] == "release"]
     # The seed trains alone, then there are two at a time.
     cores = len(os.sched_getaffinity(0))
