@@ -23,6 +23,7 @@ from nni_petridish.kinds import ARGUMENTS, kind_of
 from nni_petridish.process import per_machine
 from nni_petridish.records import Growth
 from nni_petridish.search import Chooser
+from nni_petridish.search_gallery import check_gallery, open_gallery
 from nni_petridish.settings import Limits, Plan, SearchSettings, check_number
 
 if TYPE_CHECKING:
@@ -181,11 +182,11 @@ class SearchConfig:
 
     def check_gallery(self) -> None:
         """Raise unless the gallery can be made here, or is there and of this very search."""
-        Gallery.check(self.gallery, self.space, self.identity())
+        check_gallery(self.gallery, self.space, self.identity(), self.data)
 
     def open_gallery(self) -> Gallery:
         """Open the gallery, or make it, and leave the configuration there for the workers."""
-        gallery = Gallery.create(self.gallery, self.space, self.identity())
+        gallery = open_gallery(self.gallery, self.space, self.identity(), self.data)
         write_file(gallery.folder / CONFIG_FILE, to_json(self.to_dict()))
         return gallery
 

@@ -20,7 +20,6 @@ from nni_petridish.coordinator import Coordinator
 from nni_petridish.errors import ConfigError, SearchError
 from nni_petridish.evaluator_task import Metric
 from nni_petridish.evaluators import check_evaluator, own_epochs
-from nni_petridish.gallery import Gallery
 from nni_petridish.genotype import Genotype
 from nni_petridish.growth import PHASES
 from nni_petridish.growth_evaluator import GrowthEvaluator, trained_network
@@ -38,6 +37,7 @@ from nni_petridish.nni_space import Space, growable_space, to_sample
 from nni_petridish.process import per_machine
 from nni_petridish.records import Done, Growth, ModelRecord
 from nni_petridish.search import Chooser, Search
+from nni_petridish.search_gallery import open_gallery
 from nni_petridish.settings import Limits, Plan, SearchSettings, check_number
 from nni_petridish.warm_start import find_start, identity_of, read_start
 from nni_petridish.worker import describe_failure
@@ -354,7 +354,7 @@ class _Ready:
         if strategy._start is not None:
             self.start = find_start(strategy._start, strategy._start_model, described)
             self.seed = read_start(self.start).genotype
-        self.gallery = Gallery.create(
+        self.gallery = open_gallery(
             strategy.folder,
             described,
             {

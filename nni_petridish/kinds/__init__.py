@@ -36,6 +36,10 @@ class Kind(Protocol):
         """Return ``space`` and all options of the space, defaults and what data decide included."""
         ...
 
+    def describe_space(self, space: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``space`` and all options; the data are looked at for what is not given."""
+        ...
+
     def make_space(self, space: Mapping[str, Any]) -> Any:
         """Return the space that is described by plain data."""
         ...

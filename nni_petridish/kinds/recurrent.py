@@ -57,6 +57,17 @@ def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str,
     return {"space": "recurrent", **RecurrentSpace(**{"vocabulary": 2, **known}).describe()}
 
 
+def describe_space(space: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of the space; the vocabulary, if it is not given, is the text's."""
+    from nni_petridish.text import count_vocabulary
+
+    full = dict(space)
+    if "vocabulary" not in full:
+        words = count_vocabulary(data["name"], data.get("root"), data.get("vocabulary"))
+        full["vocabulary"] = words
+    return {"space": "recurrent", **make_space(full).describe()}
+
+
 def make_space(space: Mapping[str, Any]) -> RecurrentSpace:
     """Return the space that is described by plain data."""
     return RecurrentSpace(**{key: value for key, value in space.items() if key != "space"})

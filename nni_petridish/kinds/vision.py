@@ -78,6 +78,14 @@ def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str,
     return {"space": "vision", **VisionSpace(**known).describe()}
 
 
+def describe_space(space: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of the space; images and classes, if not given, are those of the data."""
+    full = dict(space)
+    if "image_shape" not in full:
+        full |= zip(_DECIDED_BY_DATA, _describe(data), strict=True)
+    return {"space": "vision", **make_space(full).describe()}
+
+
 def make_space(space: Mapping[str, Any]) -> VisionSpace:
     """Return the space that is described by plain data."""
     return VisionSpace(**{key: value for key, value in space.items() if key != "space"})

@@ -1,0 +1,61 @@
+"""The gallery of a search: which description of its space it keeps, whatever the front."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from nni_petridish.atomic import to_json
+from nni_petridish.errors import ConfigError, GalleryError
+from nni_petridish.gallery import Gallery
+from nni_petridish.kinds import KINDS, kind_of
+
+Plain = Mapping[str, Any]
+
+
+def open_gallery(
+    folder: str | os.PathLike[str], space: Plain, settings: Plain, data: Plain | None = None
+) -> Gallery:
+    """Open the gallery of a search, or make it.
+
+    Parameters
+    ----------
+    folder
+        Where it is.
+    space
+        ``space`` (the kind) and options of the space.
+    settings
+        The settings that must not change while the search lasts.
+    data
+        The data, which decide the options that are not given; None if all are.
+    """
+    return Gallery.create(folder, _kept(folder, space, data or {}), settings)
+
+
+def check_gallery(
+    folder: str | os.PathLike[str], space: Plain, settings: Plain, data: Plain | None = None
+) -> None:
+    """Raise if `open_gallery` would, as far as that can be told without writing."""
+    Gallery.check(folder, _kept(folder, space, data or {}), settings)
+
+
+def describe_space(space: Plain, data: Plain) -> dict[str, Any]:
+    """Return the kind and all options of a space, defaults and what data decide included."""
+    if space.get("space") not in KINDS:  # NNI's cells and choices describe themselves
+        return dict(space)
+    return kind_of(space).describe_space(space, data)
+
+
+def _kept(folder: str | os.PathLike[str], space: Plain, data: Plain) -> Plain:
+    """Return the description to keep: the gallery's own if it says the same in other words.
+
+    Galleries of earlier versions have only the options that a configuration named.
+    """
+    described = describe_space(space, data)
+    try:
+        found = Gallery(folder).space
+        is_same = to_json(describe_space(found, data)) == to_json(described)
+    except (GalleryError, ConfigError, TypeError):  # no gallery, or one of another space
+        return described
+    return found if is_same else described
