@@ -44,10 +44,10 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from nni_petridish import attach_candidates, finalize_candidates  # noqa: E402
-from nni_petridish.language_recipe import LanguageRecipe  # noqa: E402
-from nni_petridish.process import keep_freed_memory  # noqa: E402
+from nni_petridish.running.process import keep_freed_memory  # noqa: E402
+from nni_petridish.tasks.language.recipe import LanguageRecipe  # noqa: E402
 from search_spaces import RecurrentSpace  # noqa: E402
-from search_spaces.recurrent_network import CandidateNode, Node, RecurrentNetwork  # noqa: E402
+from search_spaces.recurrent.network import CandidateNode, Node, RecurrentNetwork  # noqa: E402
 
 ACTIVATION = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
 

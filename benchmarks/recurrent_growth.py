@@ -37,13 +37,13 @@ import yaml  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from nni_petridish import attach_candidates, finalize_candidates  # noqa: E402
-from nni_petridish.grow import alpha_tables  # noqa: E402
-from nni_petridish.language_recipe import LanguageRecipe  # noqa: E402
-from nni_petridish.process import keep_freed_memory  # noqa: E402
-from nni_petridish.recurrent_task import RecurrentTask  # noqa: E402
-from nni_petridish.text import load_text  # noqa: E402
+from nni_petridish.core.grow import alpha_tables  # noqa: E402
+from nni_petridish.running.process import keep_freed_memory  # noqa: E402
+from nni_petridish.tasks.language.recipe import LanguageRecipe  # noqa: E402
+from nni_petridish.tasks.language.task import RecurrentTask  # noqa: E402
+from nni_petridish.tasks.language.text import load_text  # noqa: E402
 from search_spaces import RecurrentSpace  # noqa: E402
-from search_spaces.recurrent_network import RecurrentNetwork  # noqa: E402
+from search_spaces.recurrent.network import RecurrentNetwork  # noqa: E402
 
 
 class Phase:

@@ -36,10 +36,10 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from nni_petridish import attach_candidates, finalize_candidates, sites  # noqa: E402
-from nni_petridish.kernels import plain_ops  # noqa: E402
-from nni_petridish.process import keep_freed_memory  # noqa: E402
+from nni_petridish.kernels.switch import plain_ops  # noqa: E402
+from nni_petridish.running.process import keep_freed_memory  # noqa: E402
 from search_spaces import VisionSpace  # noqa: E402
-from search_spaces.vision_network import VisionNetwork  # noqa: E402
+from search_spaces.vision.network import VisionNetwork  # noqa: E402
 
 MATRIX = 1024
 BASE = {"filters": 16, "cells": 1, "image": 32, "growths": 0}

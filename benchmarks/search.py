@@ -21,11 +21,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from nni_petridish.events import Event
-from nni_petridish.journal import Journal, encode
-from nni_petridish.records import Growth, Outcome
-from nni_petridish.search import Search
-from nni_petridish.settings import Limits, SearchSettings
+from nni_petridish.gallery.journal import Journal, encode
+from nni_petridish.search.events import Event
+from nni_petridish.search.records import Growth, Outcome
+from nni_petridish.search.search import Search
+from nni_petridish.search.settings import Limits, SearchSettings
 
 Invent = Callable[[int, random.Random], tuple[int, float]]
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import yaml
 
-from nni_petridish.config import SearchConfig
-from nni_petridish.launch import Experiment, free_port
+from nni_petridish.nni_adapter.nnictl import Experiment, free_port
+from nni_petridish.running.config import SearchConfig
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,8 +33,8 @@ marks = [("python", time.process_time())]
 def mark(name): marks.append((name, time.process_time()))
 import nni, nni_petridish.trial; mark("import nni")
 import torch; mark("import torch")
-from nni_petridish.config import SearchConfig
-import nni_petridish.growth, nni_petridish.worker; mark("import nni_petridish")
+from nni_petridish.running.config import SearchConfig
+import nni_petridish.running.growth, nni_petridish.running.worker; mark("import nni_petridish")
 config = SearchConfig.from_yaml(sys.argv[1])
 task = config.load_task(); mark("data (digits)")
 task.build(task.seed()); mark("network")

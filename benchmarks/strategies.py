@@ -24,11 +24,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from torch.utils.data import TensorDataset
 
-from nni_petridish.baselines.switches import SwitchSpace
-from nni_petridish.data import load_data
-from nni_petridish.evaluators import seeded
-from nni_petridish.genotype import Genotype
-from nni_petridish.strategy import Petridish
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.nni_adapter.evaluators.lengths import seeded
+from nni_petridish.nni_adapter.strategy import Petridish
+from nni_petridish.nni_adapter.switches import SwitchSpace
+from nni_petridish.tasks.vision.data import load_data
 from search_spaces import VisionSpace
 
 # After ours, which know how to import NNI's NAS without its warnings.

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import yaml
 
-from nni_petridish.config import SearchConfig
-from nni_petridish.launch import free_port, run_experiment
-from nni_petridish.search import Search
+from nni_petridish.nni_adapter.nnictl import free_port, run_experiment
+from nni_petridish.running.config import SearchConfig
+from nni_petridish.search.search import Search
 
 ROOT = Path(__file__).parent.parent
 

@@ -38,12 +38,12 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from nni_petridish import attach_candidates, finalize_candidates, sites  # noqa: E402
-from nni_petridish.kernels import plain_ops  # noqa: E402
-from nni_petridish.native import native_applies  # noqa: E402
-from nni_petridish.process import keep_freed_memory  # noqa: E402
-from nni_petridish.weak_learner import JointWeakLearner  # noqa: E402
+from nni_petridish.core.weak_learner import JointWeakLearner  # noqa: E402
+from nni_petridish.kernels.native.calls import native_applies  # noqa: E402
+from nni_petridish.kernels.switch import plain_ops  # noqa: E402
+from nni_petridish.running.process import keep_freed_memory  # noqa: E402
 from search_spaces import VisionSpace  # noqa: E402
-from search_spaces.vision_network import VisionNetwork  # noqa: E402
+from search_spaces.vision.network import VisionNetwork  # noqa: E402
 
 PLAIN = ("plain parent", "reference")
 

@@ -22,8 +22,8 @@ from nni.nas.experiment import NasExperiment
 from nni.nas.hub.pytorch import DARTS as DartsSpace
 from nni.nas.space import model_context
 
-from nni_petridish.data import load_data
 from nni_petridish.strategy import Petridish
+from nni_petridish.tasks.vision.data import load_data
 
 SIZE = 16
 

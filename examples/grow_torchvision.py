@@ -33,8 +33,8 @@ from nni_petridish import (
     load_data,
     make_growable,
 )
-from nni_petridish.data import DataSet
-from nni_petridish.splits import Split
+from nni_petridish.tasks.vision.data import DataSet
+from nni_petridish.tasks.vision.splits import Split
 
 #: Sources in the MobileNetV2: each block reads the two layers before it. The last layer, 1280 wide,
 #: would cost most and is left out.

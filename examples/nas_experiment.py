@@ -15,8 +15,8 @@ import nni
 from nni.nas.evaluator.pytorch import Classification, DataLoader
 from nni.nas.experiment import NasExperiment, NasExperimentConfig
 
-from nni_petridish.data import load_data
 from nni_petridish.strategy import Petridish
+from nni_petridish.tasks.vision.data import load_data
 from search_spaces import VisionSpace
 
 

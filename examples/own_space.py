@@ -21,8 +21,8 @@ from nni.nas.experiment import NasExperiment
 from nni.nas.nn.pytorch import InputChoice, LayerChoice, ModelSpace, Repeat
 from torch import Tensor, nn
 
-from nni_petridish.data import load_data
 from nni_petridish.strategy import Petridish
+from nni_petridish.tasks.vision.data import load_data
 
 
 def conv(channels: int, kernel: int) -> nn.Module:

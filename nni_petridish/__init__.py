@@ -14,70 +14,79 @@ __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "AlphaTable": ".weak_learner",
+        "AlphaTable": ".core.weak_learner",
         "ConfigError": ".errors",
-        "Coordinator": ".coordinator",
+        "Coordinator": ".running.coordinator",
         "DataError": ".errors",
-        "Gallery": ".gallery",
+        "Gallery": ".gallery.gallery",
         "GalleryError": ".errors",
-        "Genotype": ".genotype",
+        "Genotype": ".core.genotype",
         "GenotypeError": ".errors",
-        "Growth": ".records",
+        "Growth": ".search.records",
         "GrowthError": ".errors",
         "Interrupted": ".errors",
-        "L1Schedule": ".schedules",
-        "LanguageRecipe": ".language_recipe",
-        "Limits": ".settings",
-        "ModelGenotype": ".model_genotype",
-        "Outcome": ".records",
-        "Petridish": ".strategy",
+        "L1Schedule": ".core.l1",
+        "LanguageRecipe": ".tasks.language.recipe",
+        "Limits": ".search.settings",
+        "ModelGenotype": "search_spaces.any_model.genotype",
+        "Outcome": ".search.records",
+        "Petridish": ".nni_adapter.strategy",
         "PetridishError": ".errors",
-        "PetridishTuner": ".tuner",
-        "Plan": ".settings",
-        "Recipe": ".recipe",
-        "RecipeEvaluator": ".recipe_evaluator",
-        "RecurrentGenotype": ".recurrent_genotype",
-        "Search": ".search",
-        "SearchConfig": ".config",
+        "PetridishTuner": ".nni_adapter.tuner",
+        "Plan": ".search.settings",
+        "Recipe": ".tasks.vision.recipe",
+        "RecipeEvaluator": ".nni_adapter.evaluators.recipe",
+        "RecurrentGenotype": "search_spaces.recurrent.genotype",
+        "Search": ".search.search",
+        "SearchConfig": ".running.config",
         "SearchError": ".errors",
-        "SearchSettings": ".settings",
-        "Site": ".weak_learner",
+        "SearchSettings": ".search.settings",
+        "Site": ".core.weak_learner",
         "TrainingError": ".errors",
-        "VisionGenotype": ".genotype",
-        "VisionTask": ".task",
-        "Watcher": ".growth",
-        "ablate": ".ablations",
-        "alpha_tables": ".grow",
-        "attach_candidates": ".grow",
-        "candidate_parameters": ".grow",
-        "count_multiply_adds": ".complexity",
-        "count_parameters": ".complexity",
-        "detach_candidates": ".grow",
-        "evaluate": ".training",
-        "extra_loss": ".grow",
-        "finalize_candidates": ".grow",
-        "fit": ".training",
-        "has_candidates": ".grow",
-        "load_data": ".data",
-        "load_model": ".saved_model",
-        "load_network": ".growth",
-        "make_growable": "search_spaces.any_model",
-        "run_growth": ".growth",
-        "run_search": ".runner",
-        "sites": ".grow",
-        "stop_forward": ".weak_learner",
-        "stop_gradient": ".weak_learner",
-        "tune": ".tuning",
+        "VisionGenotype": ".core.genotype",
+        "VisionTask": ".tasks.task",
+        "Watcher": ".running.growth",
+        "ablate": ".studies.ablations",
+        "alpha_tables": ".core.grow",
+        "attach_candidates": ".core.grow",
+        "candidate_parameters": ".core.grow",
+        "count_multiply_adds": ".core.complexity",
+        "count_parameters": ".core.complexity",
+        "detach_candidates": ".core.grow",
+        "evaluate": ".tasks.training",
+        "extra_loss": ".core.grow",
+        "finalize_candidates": ".core.grow",
+        "fit": ".tasks.training",
+        "has_candidates": ".core.grow",
+        "load_data": ".tasks.vision.data",
+        "load_model": ".gallery.saved_model",
+        "load_network": ".running.growth",
+        "make_growable": "search_spaces.any_model.growable",
+        "run_growth": ".running.growth",
+        "run_search": ".running.runner",
+        "sites": ".core.grow",
+        "stop_forward": ".core.weak_learner",
+        "stop_gradient": ".core.weak_learner",
+        "tune": ".studies.tuning",
     },
     defined=["__version__"],
 )
 
 if TYPE_CHECKING:
-    from nni_petridish.ablations.work import ablate
-    from nni_petridish.complexity import count_multiply_adds, count_parameters
-    from nni_petridish.config import SearchConfig
-    from nni_petridish.coordinator import Coordinator
-    from nni_petridish.data import load_data
+    from nni_petridish.core.complexity import count_multiply_adds, count_parameters
+    from nni_petridish.core.genotype import Genotype, VisionGenotype
+    from nni_petridish.core.grow import (
+        alpha_tables,
+        attach_candidates,
+        candidate_parameters,
+        detach_candidates,
+        extra_loss,
+        finalize_candidates,
+        has_candidates,
+        sites,
+    )
+    from nni_petridish.core.l1 import L1Schedule
+    from nni_petridish.core.weak_learner import AlphaTable, Site, stop_forward, stop_gradient
     from nni_petridish.errors import (
         ConfigError,
         DataError,
@@ -89,34 +98,25 @@ if TYPE_CHECKING:
         SearchError,
         TrainingError,
     )
-    from nni_petridish.gallery import Gallery
-    from nni_petridish.genotype import Genotype, VisionGenotype
-    from nni_petridish.grow import (
-        alpha_tables,
-        attach_candidates,
-        candidate_parameters,
-        detach_candidates,
-        extra_loss,
-        finalize_candidates,
-        has_candidates,
-        sites,
-    )
-    from nni_petridish.growth import Watcher, load_network, run_growth
-    from nni_petridish.language_recipe import LanguageRecipe
-    from nni_petridish.model_genotype import ModelGenotype
-    from nni_petridish.recipe import Recipe
-    from nni_petridish.recipe_evaluator import RecipeEvaluator
-    from nni_petridish.records import Growth, Outcome
-    from nni_petridish.recurrent_genotype import RecurrentGenotype
-    from nni_petridish.runner import run_search
-    from nni_petridish.saved_model import load_model
-    from nni_petridish.schedules import L1Schedule
-    from nni_petridish.search import Search
-    from nni_petridish.settings import Limits, Plan, SearchSettings
-    from nni_petridish.strategy import Petridish
-    from nni_petridish.task import VisionTask
-    from nni_petridish.training import evaluate, fit
-    from nni_petridish.tuner import PetridishTuner
-    from nni_petridish.tuning.study import tune
-    from nni_petridish.weak_learner import AlphaTable, Site, stop_forward, stop_gradient
-    from search_spaces.any_model import make_growable
+    from nni_petridish.gallery.gallery import Gallery
+    from nni_petridish.gallery.saved_model import load_model
+    from nni_petridish.nni_adapter.evaluators.recipe import RecipeEvaluator
+    from nni_petridish.nni_adapter.strategy import Petridish
+    from nni_petridish.nni_adapter.tuner import PetridishTuner
+    from nni_petridish.running.config import SearchConfig
+    from nni_petridish.running.coordinator import Coordinator
+    from nni_petridish.running.growth import Watcher, load_network, run_growth
+    from nni_petridish.running.runner import run_search
+    from nni_petridish.search.records import Growth, Outcome
+    from nni_petridish.search.search import Search
+    from nni_petridish.search.settings import Limits, Plan, SearchSettings
+    from nni_petridish.studies.ablations.work import ablate
+    from nni_petridish.studies.tuning.study import tune
+    from nni_petridish.tasks.language.recipe import LanguageRecipe
+    from nni_petridish.tasks.task import VisionTask
+    from nni_petridish.tasks.training import evaluate, fit
+    from nni_petridish.tasks.vision.data import load_data
+    from nni_petridish.tasks.vision.recipe import Recipe
+    from search_spaces.any_model.genotype import ModelGenotype
+    from search_spaces.any_model.growable import make_growable
+    from search_spaces.recurrent.genotype import RecurrentGenotype

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nni_petridish.errors import PetridishError
-from nni_petridish.process import (
+from nni_petridish.running.process import (
     StopOnInterrupt,
     interrupt_on_term,
     keep_freed_memory,
@@ -19,8 +19,8 @@ from nni_petridish.process import (
 )
 
 if TYPE_CHECKING:
-    from nni_petridish.config import SearchConfig
-    from nni_petridish.search import Search
+    from nni_petridish.running.config import SearchConfig
+    from nni_petridish.search.search import Search
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,10 +81,10 @@ def _parser() -> argparse.ArgumentParser:
             "--resume", action="store_true", help="go on with the search that the gallery holds"
         )
 
-    from nni_petridish.ablations.cli import add_ablate_command
     from nni_petridish.baselines.feature_selection.cli import add_analogy_command
-    from nni_petridish.model_commands import add_model_commands
-    from nni_petridish.tuning.cli import add_tune_command
+    from nni_petridish.results.commands import add_model_commands
+    from nni_petridish.studies.ablations.cli import add_ablate_command
+    from nni_petridish.studies.tuning.cli import add_tune_command
 
     add_model_commands(commands)
     add_analogy_command(commands)
@@ -94,8 +94,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from nni_petridish.launch import Experiment, free_port, run_experiment
-    from nni_petridish.records import Done
+    from nni_petridish.nni_adapter.nnictl import Experiment, free_port, run_experiment
+    from nni_petridish.search.records import Done
 
     config = _read_config(options.config)
     config.check_gallery()
@@ -121,8 +121,8 @@ def _search(options: argparse.Namespace) -> int:
     config = _read_config(options.config)
     config.check_gallery()
     _refuse_unless_resuming(config, options.resume)
-    from nni_petridish.growth import Watcher
-    from nni_petridish.runner import run_search
+    from nni_petridish.running.growth import Watcher
+    from nni_petridish.running.runner import run_search
 
     stopping = StopOnInterrupt()
     with _Progress(config) as progress:
@@ -132,7 +132,7 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from nni_petridish.final_file import describe_final_file, is_final_file
+    from nni_petridish.results.retrain.file import describe_final_file, is_final_file
 
     if is_final_file(options.config):
         print(describe_final_file(options.config))
@@ -140,7 +140,7 @@ def _check(options: argparse.Namespace) -> int:
     config = _read_config(options.config)
     config.check_gallery()
     print(f"{options.config} is valid; the gallery will be {config.gallery}.")
-    from nni_petridish.estimate import describe_cost, describe_size
+    from nni_petridish.running.cost import describe_cost, describe_size
 
     print(describe_size(config), flush=True)
     if not options.quick:
@@ -150,9 +150,9 @@ def _check(options: argparse.Namespace) -> int:
 
 def _read_config(path: Path) -> SearchConfig:
     """Read and check a configuration, the sections that a search passes over included."""
-    from nni_petridish.ablations.section import check_ablations
-    from nni_petridish.config import SearchConfig, read_experiment
-    from nni_petridish.tuning.section import check_tuning
+    from nni_petridish.running.config import SearchConfig, read_experiment
+    from nni_petridish.studies.ablations.section import check_ablations
+    from nni_petridish.studies.tuning.section import check_tuning
 
     search_space, arguments, base, experiment = read_experiment(path)
     config = SearchConfig.from_parts(search_space, arguments, base, experiment)
@@ -164,9 +164,9 @@ def _read_config(path: Path) -> SearchConfig:
 
 def _refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None:
     """Return the search that the gallery holds, if any."""
-    from nni_petridish.coordinator import refuse_unless_resuming
-    from nni_petridish.gallery import Gallery
-    from nni_petridish.search import Search
+    from nni_petridish.gallery.gallery import Gallery
+    from nni_petridish.running.coordinator import refuse_unless_resuming
+    from nni_petridish.search.search import Search
 
     if not (config.gallery / "gallery.json").exists():
         return None
@@ -177,7 +177,7 @@ def _refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None
 
 def _finish(search: Search, gallery: Path) -> int:
     """Print the hull and write the report; 1 if there is no model."""
-    from nni_petridish.report import hull_table, write_report
+    from nni_petridish.results.report import hull_table, write_report
 
     print(hull_table(search))
     for id, reason in search.dropped().items():

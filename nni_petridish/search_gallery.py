@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from nni_petridish.atomic import to_json
 from nni_petridish.errors import ConfigError, GalleryError
-from nni_petridish.gallery import Gallery
-from nni_petridish.kinds import KINDS, kind_of
+from nni_petridish.gallery.files import to_json
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.registry import KINDS, kind_of
 
 Plain = Mapping[str, Any]
 

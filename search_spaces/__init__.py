@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from search_spaces.recurrent import RecurrentSpace
-from search_spaces.vision import VisionSpace
+from search_spaces.recurrent.space import RecurrentSpace
+from search_spaces.vision.space import VisionSpace
 
 __all__ = ["RecurrentSpace", "VisionSpace"]

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from nni_petridish.core.genotype import Genotype, Learner, Shortcut
+from nni_petridish.core.weak_learner import Site, WeakLearner, WeightedSum
 from nni_petridish.errors import ConfigError, GenotypeError
-from nni_petridish.genotype import Genotype, Learner, Shortcut
-from nni_petridish.weak_learner import Site, WeakLearner, WeightedSum
 
 KEY = "prediction"
 OP = "identity"

@@ -8,9 +8,9 @@ import pytest
 
 PACKAGES = [
     "nni_petridish",
-    "nni_petridish.ablations",
+    "nni_petridish.studies.ablations",
     "nni_petridish.baselines.feature_selection",
-    "nni_petridish.tuning",
+    "nni_petridish.studies.tuning",
 ]
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nni_petridish.config import SearchConfig
 from nni_petridish.errors import GalleryError
-from nni_petridish.gallery import Gallery
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.running.config import SearchConfig
 from nni_petridish.search_gallery import check_gallery, describe_space, open_gallery
 from search_spaces import RecurrentSpace, VisionSpace
 

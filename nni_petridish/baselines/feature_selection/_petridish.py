@@ -24,8 +24,8 @@ from sklearn.base import _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from torch import Tensor
 
-from nni_petridish.grow import attach_candidates, detach_candidates, finalize_candidates
-from nni_petridish.schedules import L1Schedule
+from nni_petridish.core.grow import attach_candidates, detach_candidates, finalize_candidates
+from nni_petridish.core.l1 import L1Schedule
 from search_spaces.linear import LinearNetwork, LinearSpace
 
 from ._estimators import LinearPathRegressor

@@ -1,0 +1,1 @@
+"""Algorithms 1 and 2 of the paper, on any network."""

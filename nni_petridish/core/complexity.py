@@ -1,0 +1,67 @@
+"""The size of a network: parameters and multiply-adds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nni_petridish.core.grow import candidate_parameters
+from nni_petridish.core.modes import evaluation_mode
+
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def count_parameters(net: nn.Module) -> int:
+    """Count the parameters of a network.
+
+    What is there for training only does not count: the auxiliary head and attached candidates.
+    """
+    auxiliary = getattr(net, "auxiliary", None)
+    scaffold = candidate_parameters(net) + list(auxiliary.parameters() if auxiliary else [])
+    left_out = {id(parameter) for parameter in scaffold}
+    return sum(p.numel() for p in net.parameters() if id(p) not in left_out)
+
+
+def count_multiply_adds(
+    net: nn.Module, image_shape: Sequence[int], dtype: torch.dtype | None = None
+) -> int:
+    """Count the multiply-adds of convs and linears for one image.
+
+    A conv costs ``C_in · C_out · k² · H · W / groups``; batch norm, pooling, activations and
+    additions cost nothing. Candidates and the auxiliary head do not run at test time.
+
+    Parameters
+    ----------
+    net
+        The network; it runs once, in eval mode, and is left as it was.
+    image_shape
+        (channels, height, width) of one input; or whatever shape the network takes.
+    dtype
+        Of the input; that of the network's parameters by default.
+    """
+    total = 0
+
+    def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        nonlocal total
+        if isinstance(module, _CONVS):
+            taps = math.prod(module.kernel_size) * module.in_channels // module.groups
+        else:
+            assert isinstance(module, nn.Linear)
+            taps = module.in_features
+        total += taps * output.numel()
+
+    counted = [m for m in net.modules() if isinstance(m, (*_CONVS, nn.Linear))]
+    handles = [module.register_forward_hook(count) for module in counted]
+    parameter = next(net.parameters())
+    image = torch.zeros((1, *image_shape), device=parameter.device, dtype=dtype or parameter.dtype)
+    try:
+        with evaluation_mode(net), torch.no_grad():
+            net(image)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return total

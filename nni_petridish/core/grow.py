@@ -1,0 +1,318 @@
+"""Algorithms 1 and 2 on any growable network.
+
+One growth is
+
+    attach_candidates(net, l1=0.001)              # Algorithm 1
+    ...                                           # train as always, with any loop
+    genotype = finalize_candidates(net, i_max=3)  # Algorithm 2
+    ...                                           # train on
+
+Both change the module tree in place and leave every prediction as it was. They bring new
+parameters, so make a new optimiser after each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from itertools import chain
+from typing import Any, TypedDict, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from nni_petridish.core.genotype import MERGES, Genotype, Learner
+from nni_petridish.core.l1 import WEAK_LEARNING, check_l1
+from nni_petridish.core.weak_learner import (
+    AlphaTable,
+    JointWeakLearner,
+    Schedule,
+    Site,
+    WeakLearner,
+)
+from nni_petridish.errors import GrowthError
+
+Net = TypeVar("Net", bound=nn.Module)
+
+
+class AlphaRow(TypedDict):
+    """One candidate in the diary of a growth."""
+
+    source: str
+    op: str
+    alpha: float
+
+
+def sites(net: nn.Module) -> list[Site]:
+    """Return the layers x_k of a network that can grow, in order of construction."""
+    return [module for module in net.modules() if isinstance(module, Site) and module.op_names]
+
+
+def attach_candidates(
+    net: Net,
+    l1: float | Schedule = 0.001,
+    *,
+    weak_learning: str = "isolated",
+    keys: Collection[str] | None = None,
+) -> Net:
+    """Attach all candidate shortcuts to a network's sites (Algorithm 1), in place.
+
+    Whatever trains the network then trains the candidates too, and the network does not notice:
+    predictions and the gradients of its own parameters stay what they were.
+
+    Parameters
+    ----------
+    net
+        A growable network: one with `Site` modules and a ``genotype``.
+    l1
+        λ, the weight of the L1 term on α (Eq. 6); or a schedule, a function from the number of
+        backward passes to λ, such as `L1Schedule`.
+    weak_learning
+        ``"isolated"`` (the paper's) or ``"joint"`` (its ablation: no stop-gradient, and a scalar
+        that starts at 0 instead of stop-forward).
+    keys
+        Which α tables to attach; by default all that have candidates left.
+
+    Returns
+    -------
+    Net
+        The same network.
+    """
+    if weak_learning not in WEAK_LEARNING:
+        allowed = ", ".join(WEAK_LEARNING)
+        raise GrowthError(f"weak_learning must be one of {allowed} but got {weak_learning!r}.")
+    if not callable(l1):
+        check_l1(l1)
+    _genotype_of(net)
+    if has_candidates(net):
+        raise GrowthError("candidates are attached already: finalize or detach them first.")
+    groups = _by_key(net, keys)
+    shortcuts = {key: _common_shortcuts(key, group) for key, group in groups.items()}
+    pools = _pools(net)
+    for key, group in groups.items():
+        competitors = sum(len(shortcuts.get(other, ())) for other in pools.get(key, [key]))
+        table = AlphaTable(shortcuts[key], l1, competitors)
+        for site in group:
+            _like(site, _attach(site, table, weak_learning))
+    return net
+
+
+def finalize_candidates(
+    net: nn.Module,
+    i_max: int = 3,
+    *,
+    merge: str | None = None,
+    keys: Collection[str] | None = None,
+) -> Genotype:
+    """Turn the candidates with the largest |α| into finished weak learners (Algorithm 2), in place.
+
+    The selected ops keep their weights and statistics, op_merge starts as the weighted sum that was
+    learned, and η starts at 0, so that no prediction changes. All other candidates are dropped.
+
+    Parameters
+    ----------
+    net
+        A network with candidates attached.
+    i_max
+        I_max: how many shortcuts each weak learner merges, over all (input, op) pairs; a site may
+        have room for fewer. Of tables that compete (`Site.pool`), I_max are finalised.
+    merge
+        ``"concat_project"`` or ``"weighted_sum"``; by default what the network's genotype says.
+    keys
+        Which α tables to finalise; the candidates of the others are dropped. All by default.
+
+    Returns
+    -------
+    Genotype
+        The grown architecture, also at ``net.genotype``.
+    """
+    if isinstance(i_max, bool) or not isinstance(i_max, int) or i_max < 1:
+        raise GrowthError(f"i_max must be a whole number of at least 1 but got {i_max!r}.")
+    if merge is not None and merge not in MERGES:
+        raise GrowthError(f"merge must be one of {', '.join(MERGES)} but got {merge!r}.")
+    tables = _tables(net)
+    if not tables:
+        raise GrowthError("no candidates are attached: call attach_candidates first.")
+    _check_finite(tables)
+    chosen = _choose(net, {key: tables[key] for key in _known_keys(tables, keys)}, i_max)
+    additions: dict[str, Learner] = {
+        key: tuple(tables[key].shortcuts[i] for i in indices) for key, indices in chosen.items()
+    }
+    genotype = _genotype_of(net).grown(additions, merge)
+    for site in sites(net):
+        if site.weak_learner is not None and site.key in chosen:
+            _like(site, _finalize(site, chosen[site.key], getattr(genotype, "merge", MERGES[0])))
+        site.weak_learner = None
+    setattr(net, "genotype", genotype)  # noqa: B010 - nn.Module's type knows no such attribute
+    return genotype
+
+
+def detach_candidates(net: Net) -> Net:
+    """Drop all candidates without selecting any; the network is what it was before attaching."""
+    for site in sites(net):
+        site.weak_learner = None
+    return net
+
+
+def can_grow(net: nn.Module) -> bool:
+    """Return whether the network has candidates left to attach."""
+    return any(site.eligible_shortcuts() for site in sites(net))
+
+
+def has_candidates(net: nn.Module) -> bool:
+    """Return whether candidates are attached anywhere in the network."""
+    return any(site.weak_learner is not None for site in sites(net))
+
+
+def extra_loss(net: nn.Module) -> Tensor:
+    """Return ℓ_extra = λ Σ|α| over the α tables (Algorithm 1, line 9), each table once.
+
+    There is no need to add it to the loss: its gradient reaches α by itself. Adding it, say to a
+    loss that is scaled, replaces that gradient and never doubles it.
+    """
+    losses = [table.extra_loss() for table in _tables(net).values()]
+    return torch.stack(losses).sum() if losses else torch.zeros(())
+
+
+def candidate_parameters(net: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of the candidates, α included: those that go when they are dropped."""
+    unique = {
+        id(parameter): parameter
+        for site in sites(net)
+        if site.weak_learner is not None
+        for parameter in site.weak_learner.parameters()
+    }
+    return list(unique.values())
+
+
+def alpha_tables(net: nn.Module) -> dict[str, list[AlphaRow]]:
+    """Return every α table as plain data, candidates in order of |α|."""
+    return {
+        key: [
+            AlphaRow(
+                source=table.shortcuts[i][0],
+                op=table.shortcuts[i][1],
+                alpha=float(table.alpha.detach()[i]),
+            )
+            for i in table.top(len(table.shortcuts))
+        ]
+        for key, table in _tables(net).items()
+    }
+
+
+def _attach(site: Site, table: AlphaTable, weak_learning: str) -> JointWeakLearner:
+    ops = [site.make_op(source, op) for source, op in table.shortcuts]
+    missing = [source for source in site.sources if source not in site.adapters]
+    made = {source: site.make_adapter(source) for source in missing}
+    adapters = {source: adapter for source, adapter in made.items() if adapter is not None}
+    site.weak_learner = site.make_weak_learner(table, ops, adapters, weak_learning)
+    return site.weak_learner
+
+
+def _finalize(site: Site, indices: Sequence[int], merge: str) -> WeakLearner:
+    candidates = site.weak_learner
+    assert candidates is not None
+    shortcuts = [candidates.table.shortcuts[i] for i in indices]
+    weights = [float(candidates.table.alpha.detach()[i]) for i in indices]
+    for source, _ in shortcuts:
+        if source in candidates.adapters:
+            site.adapters[source] = candidates.adapters[source]
+    learner = WeakLearner(
+        shortcuts,
+        [site.finish_op(candidates.ops[i]) for i in indices],
+        site.make_merge(merge, weights, len(indices)),
+        # Joint weak learning has already taken a step of this size along x_c.
+        eta=0.0 if candidates.scale is None else float(candidates.scale.detach()),
+    )
+    site.learners.append(learner)
+    return learner
+
+
+def _like(site: Site, new: nn.Module) -> None:
+    """Move new modules to where the network is, in its precision, layout and mode."""
+    brought = {id(tensor) for tensor in chain(new.parameters(), new.buffers())}
+    tensors = chain(site.parameters(), site.buffers())
+    own = next((tensor for tensor in tensors if id(tensor) not in brought), None)
+    if own is not None:
+        new.to(device=own.device, dtype=own.dtype)
+    lay_out(new)
+    new.train(site.training)
+
+
+def lay_out(net: nn.Module) -> None:
+    """Lay out weights as channels_last, unless some have one dimension too many for that."""
+    if all(parameter.ndim < 5 for parameter in net.parameters()):
+        net.to(memory_format=torch.channels_last)
+
+
+def _tables(net: nn.Module) -> dict[str, AlphaTable]:
+    return {site.key: site.weak_learner.table for site in sites(net) if site.weak_learner}
+
+
+def _by_key(net: nn.Module, keys: Collection[str] | None) -> dict[str, list[Site]]:
+    groups: dict[str, list[Site]] = {}
+    for site in sites(net):
+        groups.setdefault(site.key, []).append(site)
+    if not groups:
+        raise GrowthError(f"{type(net).__name__} cannot grow: it has no module of type Site.")
+    if keys is None:
+        left = {key: group for key, group in groups.items() if group[0].eligible_shortcuts()}
+        groups = left or groups
+    return {key: groups[key] for key in _known_keys(groups, keys)}
+
+
+def _pools(net: nn.Module) -> dict[str, list[str]]:
+    """Return for every table that competes all keys of its pool, its own among them."""
+    members: dict[str, list[str]] = {}
+    pool_of = {site.key: site.pool for site in sites(net) if site.pool is not None}
+    for key, pool in pool_of.items():
+        members.setdefault(pool, []).append(key)
+    return {key: members[pool] for key, pool in pool_of.items()}
+
+
+def _choose(net: nn.Module, tables: dict[str, AlphaTable], i_max: int) -> dict[str, list[int]]:
+    """Return which candidates of which tables are kept."""
+    room = {site.key: site.room() for site in sites(net)}
+    chosen = {}
+    for key, table in tables.items():
+        most = room[key]
+        chosen[key] = table.top(i_max if most is None else min(i_max, most))
+    for pool in _pools(net).values():
+        rivals = [key for key in pool if key in chosen]
+        largest = {key: float(tables[key].alpha.detach()[chosen[key][0]].abs()) for key in rivals}
+        for key in sorted(rivals, key=lambda key: -largest[key])[i_max:]:
+            del chosen[key]
+    return chosen
+
+
+def _known_keys(known: Collection[str], keys: Collection[str] | None) -> list[str]:
+    for key in keys or ():
+        if key not in known:
+            raise GrowthError(f"keys must be among {', '.join(known)} but got {key!r}.")
+    return [key for key in known if keys is None or key in keys]
+
+
+def _common_shortcuts(key: str, group: list[Site]) -> list[tuple[str, str]]:
+    shortcuts = group[0].eligible_shortcuts()
+    if not shortcuts:
+        raise GrowthError(f"{key!r} cannot grow any further: it has no candidates left.")
+    if any(site.eligible_shortcuts() != shortcuts for site in group):
+        raise GrowthError(f"the sites of {key!r} differ in their candidates: cannot share one α.")
+    return shortcuts
+
+
+def _check_finite(tables: dict[str, AlphaTable]) -> None:
+    for key, table in tables.items():
+        for shortcut, alpha in zip(table.shortcuts, table.alpha.tolist(), strict=True):
+            if not math.isfinite(alpha):
+                name = "{1}({0})".format(*shortcut)
+                raise GrowthError(f"weak learning diverged: α of {name} in {key!r} is {alpha}.")
+
+
+def _genotype_of(net: Any) -> Genotype:
+    genotype = getattr(net, "genotype", None)
+    if not isinstance(genotype, Genotype):
+        inner = getattr(getattr(net, "module", None), "genotype", None)
+        hint = ": grow its .module, then wrap that anew" if isinstance(inner, Genotype) else ""
+        raise GrowthError(f"{type(net).__name__} cannot grow: it has no genotype{hint}.")
+    return genotype

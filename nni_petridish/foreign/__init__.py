@@ -1,7 +1,0 @@
-"""Growing in spaces that were made with NNI's own cells and choices."""
-
-from __future__ import annotations
-
-from nni_petridish.foreign.space import ForeignSpace
-
-__all__ = ["ForeignSpace"]

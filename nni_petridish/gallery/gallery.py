@@ -1,0 +1,400 @@
+"""The gallery: a folder with every model of a search, shared by all its workers.
+
+::
+
+    gallery.json             format version, the space and the settings of the search
+    journal.jsonl            what happened, one event a line
+    models/<id>/             weights.safetensors, *.json, checksums.json; complete or not there
+    quarantine/<id>/         models that turned out to be damaged
+    work/<id>-<attempt>/     checkpoints of growths that are under way
+
+A model is written under a temporary name, brought to the disk, renamed, and only then written into
+the journal. Whoever dies on the way leaves nothing that a reader could mistake for a model. Nothing
+is ever unpickled. The gallery can be opened, and its journal and documents read, without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nni_petridish.errors import DamagedModelError, GalleryError, SearchError
+from nni_petridish.gallery.files import (
+    ExclusiveLock,
+    file_lock,
+    remove_leftovers,
+    sync_folder,
+    to_json,
+    write_file,
+    write_folder,
+)
+from nni_petridish.gallery.journal import Journal
+from nni_petridish.gallery.model_files import (
+    WEIGHTS,
+    check_names,
+    decode_documents,
+    decode_weights,
+    encode_model,
+    read_checksums,
+    read_files,
+)
+from nni_petridish.search.events import Event, model_event, quarantine_event
+from nni_petridish.search.records import Growth, Outcome, growth_number
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_log = logging.getLogger(__name__)
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What `Gallery.recover` did: ids put into the journal or quarantined, leftovers removed."""
+
+    journalled: tuple[str, ...]
+    quarantined: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+class Gallery:
+    """A gallery that exists; `Gallery.create` makes one.
+
+    Parameters
+    ----------
+    folder
+        Where it is.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        description = _read_description(self.folder)
+        if description is None:
+            raise GalleryError(f"There is no gallery in {self.folder}: gallery.json is missing.")
+        self.space: dict[str, Any] = description["space"]
+        self.settings: dict[str, Any] = description["settings"]
+        self.journal = Journal(self.folder / "journal.jsonl")
+        self._models = self.folder / "models"
+        self._quarantine = self.folder / "quarantine"
+        self._work = self.folder / "work"
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        space: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> Gallery:
+        """Make a gallery, or open it if it is there and belongs to the same search.
+
+        Parameters
+        ----------
+        folder
+            Where; a folder that is not empty and not a gallery is refused.
+        space
+            Description of the search space, as plain data.
+        settings
+            The settings that must not change while the search lasts, as plain data.
+        """
+        folder = Path(folder)
+        wanted = _description(space, settings)
+        found = _read_description(folder)
+        try:
+            if found is None:
+                _refuse_other_folders(folder)
+                folder.mkdir(parents=True, exist_ok=True)
+                found = _write_description(folder, wanted)
+            _refuse_differences(folder, found, wanted)
+            for name in ("models", "quarantine", "work"):
+                (folder / name).mkdir(exist_ok=True)
+        except OSError as error:
+            raise GalleryError(f"Cannot make a gallery in {folder}: {error.strerror}.") from error
+        return cls(folder)
+
+    @classmethod
+    def check(
+        cls,
+        folder: str | os.PathLike[str],
+        space: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Raise a GalleryError if `create` would, as far as that can be told without writing."""
+        folder = Path(folder)
+        found = _read_description(folder)
+        if found is not None:
+            _refuse_differences(folder, found, _description(space, settings))
+            return
+        _refuse_other_folders(folder)
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if not existing.is_dir():
+            raise GalleryError(f"Cannot make a gallery in {folder}: {existing} is not a folder.")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise GalleryError(f"Cannot make a gallery in {folder}: {existing} is not writable.")
+
+    # Models.
+
+    def save_model(
+        self, id: str, weights: Mapping[str, Tensor], documents: Mapping[str, Any]
+    ) -> bool:
+        """Save a finished model, then write it into the journal.
+
+        Parameters
+        ----------
+        id
+            Id of the growth that made it.
+        weights
+            State of the network.
+        documents
+            Plain data by name, each becoming ``<name>.json``. Two are needed for the journal:
+            ``lineage`` with the keys of `Growth` and ``metrics`` with the keys of `Outcome`;
+            further keys in them, and further documents, are welcome.
+
+        Returns
+        -------
+        bool
+            False if another worker was faster; its model stays, this one is discarded.
+        """
+        event = _model_event(id, documents)
+        if not self._is_taken(id):
+            files = encode_model(weights, documents)
+            try:
+                if write_folder(self._models / id, files):
+                    self.journal.append(event)
+                    return True
+            except OSError as error:
+                raise GalleryError(f"Cannot save model {id}: {error.strerror}.") from error
+        self._journal_again(id)
+        return False
+
+    def load_model(self, id: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Read the weights and documents of a model, and check that they are what was saved.
+
+        Raises
+        ------
+        DamagedModelError
+            If they are not.
+        GalleryError
+            If there is no such model.
+        """
+        files = self._read_files(id, with_weights=True)
+        weights = decode_weights(id, files.pop(WEIGHTS))
+        return weights, decode_documents(id, files)
+
+    def load_documents(self, id: str) -> dict[str, Any]:
+        """Read and check the documents of a model alone; needs no torch."""
+        return decode_documents(id, self._read_files(id, with_weights=False))
+
+    def checksum(self, id: str) -> str:
+        """Return the checksum of a model's weights."""
+        return read_checksums(self._models / _checked(id))[WEIGHTS]
+
+    def has_model(self, id: str) -> bool:
+        """Tell whether a model is complete."""
+        return (self._models / _checked(id)).is_dir()
+
+    def model_ids(self) -> list[str]:
+        """List the models that are complete, oldest growth first."""
+        return sorted(filter(_is_id, os.listdir(self._models)), key=growth_number)
+
+    def quarantine(self, id: str, reason: str) -> bool:
+        """Move a damaged model out of the way and say so; False if somebody else did already."""
+        try:
+            self._move_to_quarantine(id)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise GalleryError(f"Cannot quarantine model {id}: {error.strerror}.") from error
+        self._journal_quarantine(id, reason)
+        return True
+
+    # Work in progress.
+
+    def work_folder(self, id: str, attempt: int) -> Path:
+        """Return the folder for the checkpoints of a running growth, and make it."""
+        folder = self._work / f"{_checked(id)}-{attempt:d}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise GalleryError(f"Cannot make {folder}: {error.strerror}.") from error
+        return folder
+
+    def remove_work(self, id: str) -> None:
+        """Remove the checkpoints of all attempts of a growth."""
+        for folder in self._work.glob(f"{_checked(id)}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # The search's side.
+
+    def lock_coordinator(self) -> ExclusiveLock:
+        """Claim the gallery for one search; a GalleryError names the process that has it."""
+        what = f"Another search uses the gallery {self.folder}"
+        return ExclusiveLock(self.folder / "coordinator.lock", what).acquire()
+
+    def recover(self, max_age: float = 3600.0) -> Recovery:
+        """Bring models and journal into line after somebody died; for the coordinator.
+
+        Parameters
+        ----------
+        max_age
+            Seconds after which unfinished files of another machine count as abandoned.
+        """
+        self.journal.repair()
+        # The journal first: a model that is in it was complete before its line was written.
+        events = self.journal.read_all()
+        known = {event["id"] for event in events if event["event"] == "model"}
+        known -= {event["id"] for event in events if event["event"] == "quarantine"}
+        ever = {event["id"] for event in events if event["event"] in ("model", "quarantine")}
+        journalled: list[str] = []
+        quarantined: list[str] = []
+        for id in self.model_ids():
+            if id not in ever:
+                (journalled if self._journal_again(id) else quarantined).append(id)
+        for id in sorted(known.difference(self.model_ids()), key=growth_number):
+            self._journal_quarantine(id, "its folder is gone")
+            quarantined.append(id)
+        under_way = {name.rsplit("-", 1)[0] for name in os.listdir(self._work)}
+        for id in under_way & ever:
+            self.remove_work(id)
+        removed = remove_leftovers(self._models, max_age) + remove_leftovers(self.folder, max_age)
+        return Recovery(tuple(journalled), tuple(quarantined), tuple(removed))
+
+    # How it is done.
+
+    def _is_taken(self, id: str) -> bool:
+        return self.has_model(id) or (self._quarantine / id).exists()
+
+    def _journal_again(self, id: str) -> bool:
+        """Write the line of a model whose writer may have died before it could.
+
+        Readers ignore a second line, so it does no harm if that writer is just slow.
+        """
+        if not self.has_model(id):
+            return False
+        try:
+            self.journal.append(_model_event(id, self.load_documents(id)))
+        except DamagedModelError as error:
+            self.quarantine(id, str(error))
+            return False
+        return True
+
+    def _journal_quarantine(self, id: str, reason: str) -> None:
+        self.journal.append(quarantine_event(id, reason))
+        _log.warning("Model %s is quarantined and the search goes on without it: %s", id, reason)
+
+    def _move_to_quarantine(self, id: str) -> None:
+        target = self._quarantine / _checked(id)
+        target.parent.mkdir(exist_ok=True)
+        number = 1
+        while target.exists():
+            number += 1
+            target = target.with_name(f"{id}-{number}")
+        os.rename(self._models / id, target)
+        sync_folder(self._models)
+        sync_folder(self._quarantine)
+
+    def _read_files(self, id: str, with_weights: bool) -> dict[str, bytes]:
+        folder = self._models / _checked(id)
+        if not folder.is_dir():
+            # An NFS client may remember that a name was missing; looking at the folder above
+            # makes it ask again.
+            os.close(os.open(self._models, os.O_RDONLY))
+            if not folder.is_dir():
+                raise GalleryError(f"There is no model {id} in the gallery {self.folder}.")
+        return read_files(folder, with_weights)
+
+
+def _is_id(name: str) -> bool:
+    try:
+        return growth_number(name) >= 0
+    except SearchError:
+        return False
+
+
+def _checked(id: str) -> str:
+    """Return the id if it is one: it becomes a file name, so nothing else will do."""
+    try:
+        growth_number(id)
+    except SearchError as error:
+        raise GalleryError(str(error)) from error
+    return id
+
+
+def _model_event(id: str, documents: Mapping[str, Any]) -> Event:
+    for name in ("lineage", "metrics"):
+        if not isinstance(documents.get(name), Mapping):
+            raise GalleryError(f"Model {id} needs the document {name!r}, a mapping.")
+    check_names(documents)
+    try:
+        growth = Growth.from_dict(documents["lineage"])
+        outcome = Outcome.from_dict(documents["metrics"])
+    except SearchError as error:
+        raise GalleryError(str(error)) from error
+    if not _checked(id) == growth.id == outcome.id:
+        raise GalleryError(
+            f"Model {id} has the lineage of {growth.id!r} and the metrics of {outcome.id!r}."
+        )
+    return model_event(growth, outcome)
+
+
+def _description(space: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    document = {"version": _VERSION, "space": dict(space), "settings": dict(settings)}
+    return dict(json.loads(to_json(document)))
+
+
+def _read_description(folder: Path) -> dict[str, Any] | None:
+    path = folder / "gallery.json"
+    try:
+        description = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise GalleryError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise GalleryError(f"{path} is damaged: {error}.") from error
+    version = description.get("version") if isinstance(description, dict) else None
+    if version != _VERSION:
+        raise GalleryError(f"{path} must have version {_VERSION} but has {version!r}.")
+    return dict(description)
+
+
+def _write_description(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    # Of several processes that start at once, the first one writes.
+    with file_lock(folder / ".create.lock"):
+        found = _read_description(folder)
+        if found is None:
+            write_file(folder / "gallery.json", to_json(wanted))
+    return found or wanted
+
+
+def _refuse_other_folders(folder: Path) -> None:
+    if folder.is_dir():
+        # Another process may be at work here right now: its lock and temporary file do not count,
+        # nor does anything once the description is there.
+        visible = [name for name in os.listdir(folder) if not name.startswith(".")]
+        if visible and _read_description(folder) is None:
+            raise GalleryError(f"{folder} is not a gallery and not empty: it has {visible[0]}.")
+
+
+def _refuse_differences(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    differences = _differences(
+        {name: found[name] for name in ("space", "settings")},
+        {name: wanted[name] for name in ("space", "settings")},
+    )
+    if differences:
+        raise GalleryError(f"The gallery {folder} is of another search: {'; '.join(differences)}.")
+
+
+def _differences(found: Any, wanted: Any, name: str = "") -> list[str]:
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        return [
+            line
+            for key in dict.fromkeys([*found, *wanted])
+            for line in _differences(found.get(key), wanted.get(key), f"{name}.{key}".strip("."))
+        ]
+    return [] if found == wanted else [f"{name} is {found!r} there but {wanted!r} here"]

@@ -1,0 +1,141 @@
+"""An append-only journal that several processes write and read: one event, one line of JSON.
+
+A line counts when it is complete. Each carries a checksum of itself; a writer that died in the
+middle of a line leaves a torn tail, which readers do not touch and the next writer closes with a
+newline; a line that is damaged is skipped with a warning.
+
+Writers take turns by a lock beside the journal, so that appending is safe on NFS too, where
+``O_APPEND`` alone is not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import zlib
+from pathlib import Path
+
+from nni_petridish.errors import GalleryError
+from nni_petridish.gallery.files import file_lock, sync_folder
+from nni_petridish.search.events import Event
+
+_log = logging.getLogger(__name__)
+_CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"}$')
+
+
+class Journal:
+    """The journal in one file; each object remembers how far it has read.
+
+    Parameters
+    ----------
+    path
+        The file; it is made by the first `append`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     journal = Journal(Path(folder) / "journal.jsonl")
+    ...     journal.append({"event": "ask", "id": "g00000"})
+    ...     journal.read_new(), journal.read_new()
+    ([{'event': 'ask', 'id': 'g00000'}], [])
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._lock = self.path.with_suffix(".lock")
+        self._offset = 0
+        self._line = 0
+
+    def append(self, event: Event) -> None:
+        """Add one event; it is on the disk when this returns."""
+        line = encode(event) + b"\n"
+        with file_lock(self._lock):
+            self._write(line)
+
+    def repair(self) -> None:
+        """Close a torn last line, so that what comes next stands on its own."""
+        with file_lock(self._lock):
+            if self.path.exists():
+                self._write(b"")
+
+    def read_new(self) -> list[Event]:
+        """Return the events that were added since the last call; a torn tail is left for later."""
+        lines = self._complete_lines()
+        events = [decode(line) for line in lines]
+        if None in events:
+            # On NFS a page of a growing file may be stale; holding the lock makes it fresh.
+            lines = self._complete_lines(locked=True)
+            events = [decode(line) for line in lines]
+        for number, event in enumerate(events, self._line + 1):
+            if event is None:
+                _log.warning("%s: line %d is damaged and was skipped.", self.path, number)
+        self._line += len(lines)
+        self._offset += sum(len(line) + 1 for line in lines)
+        return [event for event in events if event is not None]
+
+    def read_all(self) -> list[Event]:
+        """Return every event, without moving this reader."""
+        return Journal(self.path).read_new()
+
+    def _write(self, data: bytes) -> None:
+        is_new = not self.path.exists()
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                size = os.fstat(descriptor).st_size
+                if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                    data = b"\n" + data
+                # One write: a torn line has a beginning but no end, never a hole.
+                if data and os.write(descriptor, data) != len(data):
+                    raise GalleryError(f"Cannot write to {self.path}: the disk is full.")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if is_new:
+                sync_folder(self.path.parent)
+        except OSError as error:
+            raise GalleryError(f"Cannot write to {self.path}: {error.strerror}.") from error
+
+    def _complete_lines(self, locked: bool = False) -> list[bytes]:
+        if locked and os.access(self.path.parent, os.W_OK):
+            with file_lock(self._lock):
+                return self._complete_lines()
+        try:
+            with open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    raise GalleryError(f"{self.path} has become shorter; it must only ever grow.")
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise GalleryError(f"Cannot read {self.path}: {error.strerror}.") from error
+        return data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
+
+
+def encode(event: Event) -> bytes:
+    """Write an event as one line of JSON with its checksum as the last key.
+
+    >>> encode({"event": "release", "id": "g00001"})
+    b'{"event":"release","id":"g00001","crc":"e225a6ec"}'
+    """
+    try:
+        body = json.dumps(event, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise GalleryError(f"Expected an event that JSON can hold: {error}.") from error
+    return body[:-1] + f',"crc":"{zlib.crc32(body):08x}"}}'.encode()
+
+
+def decode(line: bytes) -> Event | None:
+    """Read what `encode` wrote; None if the line is damaged."""
+    found = _CHECKSUM.search(line)
+    if found is None:
+        return None
+    body = line[: found.start()] + b"}"
+    if int(found[1], 16) != zlib.crc32(body):
+        return None
+    event = json.loads(body)
+    return event if isinstance(event, dict) else None

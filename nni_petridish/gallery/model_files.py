@@ -1,0 +1,101 @@
+"""The files of one model: weights as safetensors, everything else as JSON, and their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nni_petridish.errors import DamagedModelError, GalleryError, SearchError
+from nni_petridish.gallery.files import to_json
+from nni_petridish.search.records import plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = "weights.safetensors"
+CHECKSUMS = "checksums.json"
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names of documents that would not make good file names."""
+    for name in names:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or f"{name}.json" == CHECKSUMS:
+            raise GalleryError(f"A document needs a name like 'genotype' but got {name!r}.")
+
+
+def encode_model(weights: Mapping[str, Tensor], documents: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files of a model by name, their checksums among them."""
+    try:
+        files = {f"{name}.json": to_json(plain(data)) for name, data in documents.items()}
+    except SearchError as error:
+        raise GalleryError(str(error)) from error
+    files[WEIGHTS] = _encode_weights(weights)
+    # Taken from memory, not from the disk: so they also notice what went wrong while writing.
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    return {**files, CHECKSUMS: to_json(sums)}
+
+
+def _encode_weights(weights: Mapping[str, Tensor]) -> bytes:
+    import torch
+    from safetensors.torch import save
+
+    # safetensors wants tensors that are contiguous and share no memory.
+    layout = torch.contiguous_format
+    copies = {k: w.detach().cpu().clone(memory_format=layout) for k, w in weights.items()}
+    return bytes(save(copies))
+
+
+def decode_weights(id: str, data: bytes) -> dict[str, Tensor]:
+    """Read the weights; no pickle is involved."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return dict(load(data))
+    except SafetensorError as error:
+        raise DamagedModelError(f"The weights of model {id} are damaged: {error}.") from error
+
+
+def decode_documents(id: str, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Read the documents by their names."""
+    try:
+        return {name.removesuffix(".json"): json.loads(data) for name, data in files.items()}
+    except ValueError as error:
+        raise DamagedModelError(f"A document of model {id} is damaged: {error}.") from error
+
+
+def read_files(folder: Path, with_weights: bool) -> dict[str, bytes]:
+    """Read the files of a model and compare them with their checksums."""
+    expected = read_checksums(folder)
+    files = {}
+    for name in expected:
+        if name != WEIGHTS or with_weights:
+            files[name] = _read(folder / name)
+            if hashlib.sha256(files[name]).hexdigest() != expected[name]:
+                raise DamagedModelError(f"{folder / name} is damaged: its checksum is wrong.")
+    return files
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DamagedModelError(f"{path} is missing.") from error
+    except OSError as error:
+        raise GalleryError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Read the checksums of a model's files by their names."""
+    path = folder / CHECKSUMS
+    try:
+        sums = json.loads(_read(path))
+    except ValueError:
+        sums = None
+    if not isinstance(sums, dict) or WEIGHTS not in sums or any("/" in name for name in sums):
+        raise DamagedModelError(f"{path} is damaged.")
+    return sums

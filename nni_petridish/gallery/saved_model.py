@@ -1,0 +1,205 @@
+"""Trained models apart from any gallery: read, written as one safetensors file, and built."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.errors import DamagedModelError, GalleryError
+from nni_petridish.gallery.files import write_file
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.select import open_search, select_model
+from nni_petridish.registry import KINDS, Kind, kind_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_KEY = "nni_petridish"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A trained model apart from any gallery: all that is needed to build and use it.
+
+    Parameters
+    ----------
+    space
+        ``space`` (the kind) and all options of the space.
+    genotype
+        The architecture.
+    weights
+        The state of the network, without the auxiliary head.
+    facts
+        Whatever else is known, as plain data: ``id``, ``error``, ``normalisation``, ...
+        ``normalisation`` has the ``mean`` and ``std`` of each channel, for pixels of 0 to 255.
+    """
+
+    space: dict[str, Any]
+    genotype: Genotype
+    weights: dict[str, Tensor]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> nn.Module:
+        """Return the network with its weights, in eval mode, with ``facts`` as an attribute."""
+        net = _make_space(self.space).build(self.genotype)
+        try:
+            net.load_state_dict(self.weights)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise GalleryError(f"The weights do not fit the genotype: {reason}") from None
+        net.facts = self.facts
+        return net.eval()
+
+
+def load_model(path: str | os.PathLike[str], id: str | None = None) -> nn.Module:
+    """Return a trained network, ready for inference.
+
+    Parameters
+    ----------
+    path
+        A gallery, or a file that ``nni-petridish export --format state_dict`` wrote.
+    id
+        Which model of the gallery; the most accurate by default.
+
+    Examples
+    --------
+    ::
+
+        net = nni_petridish.load_model("galleries/digits")
+        logits = net(images)
+
+    ``net.facts["normalisation"]`` has the ``mean`` and ``std`` that images were normalised by, in
+    units of pixels from 0 to 255, where they are known.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return from_gallery(path, id).build()
+    if id is not None:
+        raise GalleryError(f"{path} is not a gallery: a model id means nothing there.")
+    return read_model(path).build()
+
+
+def from_gallery(folder: Path, id: str | None = None) -> SavedModel:
+    """Read a model of a gallery; the most accurate one by default."""
+    gallery, search = open_search(folder)
+    record = select_model(search, id)
+    weights, documents = gallery.load_model(record.id)
+    genotype = Genotype.from_dict(documents["genotype"])
+    if genotype.space != gallery.space.get("space"):
+        raise GalleryError(
+            f"Model {record.id} is of the space {genotype.space!r} but the gallery of"
+            f" {gallery.space.get('space')!r}."
+        )
+    facts = {
+        "id": record.id,
+        "error": record.error,
+        "multiply_adds": record.multiply_adds,
+        "parameters": record.parameters,
+        "data": gallery.settings.get("data"),
+    }
+    return SavedModel(_full_space(gallery, weights), genotype, weights, facts)
+
+
+def write_model(model: SavedModel, path: Path) -> None:
+    """Write one safetensors file: weights, and space, genotype and facts in its header."""
+    from safetensors.torch import save
+
+    weights = _plain_tensors(model.weights)
+    header = {
+        "version": _VERSION,
+        "space": model.space,
+        "genotype": model.genotype.to_dict(),
+        "facts": model.facts,
+    }
+    text = json.dumps(header, sort_keys=True)
+    metadata = {_KEY: text, "sha256": _digest(text, weights)}
+    write_file(path, save(weights, metadata))
+
+
+def read_model(path: Path) -> SavedModel:
+    """Read what `write_model` wrote, and check that it is what was written; no pickle involved."""
+    from safetensors import safe_open
+
+    header, checksum = read_header(path)
+    with _readable(path), safe_open(str(path), framework="pt") as file:
+        text = file.metadata()[_KEY]
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if checksum != _digest(text, weights):
+        raise DamagedModelError(f"{path} is damaged: its checksum is wrong.")
+    genotype = Genotype.from_dict(header["genotype"])
+    return SavedModel(header["space"], genotype, weights, header["facts"])
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], str | None]:
+    """Return ``space``, ``genotype`` and ``facts`` of a file, and its checksum; needs no torch."""
+    from safetensors import safe_open
+
+    with _readable(path), safe_open(str(path), framework="numpy") as file:
+        metadata = file.metadata() or {}
+    if _KEY not in metadata:
+        raise GalleryError(f"{path} was not written by nni-petridish export.")
+    try:
+        header = json.loads(metadata[_KEY])
+    except ValueError:
+        raise DamagedModelError(f"{path} is damaged: its header is not JSON.") from None
+    if header.get("version") != _VERSION:
+        raise GalleryError(f"{path} must have version {_VERSION} but has {header.get('version')}.")
+    return header, metadata.get("sha256")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise GalleryError(f"There is no model and no gallery at {path}.") from None
+    except Exception as error:  # safetensors raises its own untyped errors
+        raise DamagedModelError(f"{path} is not a safetensors file: {error}.") from None
+
+
+def _known_kind(space: Mapping[str, Any]) -> Kind:
+    if space.get("space") not in KINDS:
+        known = ", ".join(KINDS)
+        raise GalleryError(f"A model's space must be one of {known} but is {space.get('space')!r}.")
+    return kind_of(space)
+
+
+def _make_space(space: Mapping[str, Any]) -> Any:
+    try:
+        return _known_kind(space).make_space(space)
+    except TypeError as error:
+        raise GalleryError(f"The model is of a space that cannot be built: {error}.") from None
+
+
+def _full_space(gallery: Gallery, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the space with what the data decided: read off the weights, so no data are needed."""
+    data = gallery.settings.get("data") or {}
+    try:
+        space = _known_kind(gallery.space).space_of_weights(gallery.space, data, weights)
+    except KeyError as error:
+        raise GalleryError(f"The weights are of another space: {error} is missing.") from None
+    described: dict[str, Any] = _make_space(space).describe()
+    return {"space": space["space"], **described}
+
+
+def _plain_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    import torch
+
+    layout = torch.contiguous_format  # safetensors knows no other memory order
+    return {k: w.detach().cpu().clone(memory_format=layout) for k, w in weights.items()}
+
+
+def _digest(text: str, weights: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()

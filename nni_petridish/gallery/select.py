@@ -1,0 +1,144 @@
+"""Selection of a model of a gallery: by id, by its place on the hull, or within a limit."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from nni_petridish.errors import ConfigError, GalleryError, SearchError
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.search.records import ModelRecord
+from nni_petridish.search.search import Search
+from nni_petridish.search.settings import SearchSettings
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+
+
+def parse_count(text: str) -> int:
+    """Read a count such as ``60M``.
+
+    >>> parse_count("60M"), parse_count("1.5G"), parse_count("250_000")
+    (60000000, 1500000000, 250000)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgb]?)", text.strip().lower().replace("_", ""))
+    number = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if number < 1:
+        raise ConfigError(f"A count must be a number such as 60M but got {text!r}.")
+    return round(number)
+
+
+def open_search(folder: Path) -> tuple[Gallery, Search]:
+    """Open a gallery and replay its journal; nothing is written."""
+    gallery = Gallery(folder)
+    # Of the settings only the tolerance matters for what was found; it is in the gallery's own
+    # description, whichever front made it.
+    settings = SearchSettings(tolerance=gallery.settings.get("tolerance", 0.0))
+    return gallery, Search.replay(settings, gallery.journal.read_all())
+
+
+def select_model(
+    search: Search,
+    model: str | None = None,
+    *,
+    near: float | None = None,
+    max: float | None = None,
+    best: bool = False,
+) -> ModelRecord:
+    """Return the model that is meant; at most one way of choosing may be given.
+
+    Parameters
+    ----------
+    model
+        The id of any finished model.
+    near
+        The hull model whose multiply-adds are nearest to this (the paper's rule); of two equally
+        near ones the more accurate.
+    max
+        The most accurate hull model with at most so many multiply-adds.
+    best
+        The most accurate model (default).
+    """
+    given = [model is not None, near is not None, max is not None, best]
+    if sum(given) > 1:
+        raise ConfigError("Only one of MODEL, --near, --max and --best can be given.")
+    if model is not None:
+        return _named(search, model)
+    hull = search.hull()
+    if not hull:
+        raise GalleryError("No model with a finite error is finished yet.")
+    if near is not None:
+        return min(hull, key=lambda record: (abs(record.multiply_adds - near), record.error))
+    limit = math.inf if max is None else max
+    small = [record for record in hull if record.multiply_adds <= limit]
+    if not small:
+        raise GalleryError(
+            f"The cheapest model, {hull[0].id}, has {hull[0].multiply_adds:,} multiply-adds but at"
+            f" most {limit:,} are wanted."
+        )
+    return small[-1]
+
+
+def _named(search: Search, id: str) -> ModelRecord:
+    for record in search.models():
+        if record.id == id:
+            return record
+    ids = [record.id for record in search.models()]
+    shown = ", ".join(ids[:8]) + (", ..." if len(ids) > 8 else "")
+    raise GalleryError(f"There is no model {id!r}; there are {shown or 'none yet'}.")
+
+
+def best_within(records: Iterable[ModelRecord], limit: float | None) -> ModelRecord | None:
+    """Return the most accurate model within a limit, the cheapest of several; None without any.
+
+    The paper judges searches by "the most accurate models that take under 60 million multi-adds"
+    (appendix B.5). That is more than the hull has to offer: a model within the limit may lie above
+    the line to a larger one.
+    """
+    inside = [
+        record
+        for record in records
+        if math.isfinite(record.error) and (limit is None or record.multiply_adds <= limit)
+    ]
+    return min(inside, key=lambda record: (record.error, record.multiply_adds), default=None)
+
+
+def found_within(search: Search, limit: float | None, where: str) -> ModelRecord:
+    """Return the most accurate model within a limit, or raise with the reason why there is none."""
+    best = best_within(search.models(), limit)
+    if best is None:
+        failures = list(search.dropped().values())
+        reason = failures[-1] if failures else f"no model has at most {limit} multiply-adds"
+        raise SearchError(f"the search in {where} found nothing: {reason.removesuffix('.')}.")
+    return best
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, --near, --max and --best to a command."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="the id of a model")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--near", metavar="N", help="the hull model nearest to N multiply-adds, such as 60M"
+    )
+    group.add_argument(
+        "--max", metavar="N", help="the most accurate hull model of at most N multiply-adds"
+    )
+    group.add_argument("--best", action="store_true", help="the most accurate model (default)")
+
+
+def selected(search: Search, options: argparse.Namespace) -> ModelRecord:
+    """Return the model that the arguments of a command mean."""
+    return select_model(
+        search,
+        options.model,
+        near=None if options.near is None else parse_count(options.near),
+        max=None if options.max is None else parse_count(options.max),
+        best=options.best,
+    )
+
+
+def is_selected(options: argparse.Namespace) -> bool:
+    """Tell whether the arguments of a command choose a model."""
+    return bool(options.model or options.near or options.max or options.best)

@@ -1,0 +1,169 @@
+"""Moments of image batches, for batch norm without its output.
+
+In channels_last, the natural matrix of an image batch has one row per pixel and one column per
+channel. With 16 channels such rows are too short for vector units and loop overhead dominates; here
+several pixels share a row (`pixel_rows`), and sums over their copies of a channel are combined in
+the end. The formulas, with x̂ = (x − μ)/σ, y = γ·x̂ and g = ∇_y L, are
+
+    dγ = Σ g·x̂,    dx = γ/σ · (g − mean(g) − x̂ · mean(g·x̂)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from nni_petridish.kernels.native import calls as native
+from nni_petridish.kernels.native.calls import native_applies
+
+ROW_LENGTH = 256
+"""Rows of this many numbers are long enough for vector units and short enough for the L1 cache."""
+
+
+def pixel_rows(x: Tensor) -> Tensor:
+    """View a channels_last batch as a matrix: as many pixels to a row as fit in ROW_LENGTH."""
+    n, channels, height, width = x.shape
+    pixels, per_row = n * height * width, 1
+    while 2 * per_row * channels <= ROW_LENGTH and pixels % (2 * per_row) == 0:
+        per_row *= 2
+    return x.permute(0, 2, 3, 1).reshape(pixels // per_row, per_row * channels)
+
+
+def image_view(rows: Tensor, like: Tensor) -> Tensor:
+    """View the rows of `pixel_rows` as the batch of images that they are."""
+    n, channels, height, width = like.shape
+    return rows.view(n, height, width, channels).permute(0, 3, 1, 2)
+
+
+def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of each column of `pixel_rows`, or of each channel."""
+    if native_applies(x):
+        return native.moments(x)
+    rows = pixel_rows(x)
+    if rows.device.type == "cpu":
+        mean, variance = torch.batch_norm_update_stats(rows, None, None, 0.0)
+    else:
+        variance, mean = torch.var_mean(rows, dim=0, correction=0)
+    return mean, variance
+
+
+def channel_moments(
+    moments: Sequence[tuple[Tensor, Tensor]], channels: int
+) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of each channel of some equally shaped batches.
+
+    Parameters
+    ----------
+    moments
+        The `row_moments` of each batch.
+    channels
+        How many channels they have.
+
+    Returns
+    -------
+    tuple of Tensor
+        Both of shape ``(len(moments), channels)``.
+    """
+    if len({mean.numel() for mean, _ in moments}) > 1:  # columns of rows, or channels already
+        folded = [channel_moments([pair], channels) for pair in moments]
+        return torch.cat([mean for mean, _ in folded]), torch.cat([v for _, v in folded])
+    shape = (len(moments), -1, channels)
+    means = torch.stack([mean for mean, _ in moments]).view(shape)
+    variances = torch.stack([variance for _, variance in moments]).view(shape)
+    between, mean = torch.var_mean(means, dim=1, correction=0)
+    return mean, variances.mean(dim=1) + between
+
+
+def update_running_statistics(
+    norms: Sequence[nn.BatchNorm2d], mean: Tensor, variance: Tensor, count: int
+) -> None:
+    """Do to the running statistics what a forward pass of each norm in training mode does.
+
+    Parameters
+    ----------
+    norms
+        The norms, all of the same momentum.
+    mean, variance
+        Those of `channel_moments`, one row for each norm.
+    count
+        How many numbers per channel they are taken over.
+    """
+    momentum = norms[0].momentum
+    assert momentum is not None
+    unbiased = variance * (count / (count - 1))
+    torch._foreach_lerp_([_buffer(n.running_mean) for n in norms], list(mean), momentum)
+    torch._foreach_lerp_([_buffer(n.running_var) for n in norms], list(unbiased), momentum)
+    torch._foreach_add_([_buffer(n.num_batches_tracked) for n in norms], 1)
+
+
+def has_batch_statistics(norm: nn.Module) -> bool:
+    """Return whether it is a norm by the moments of its batch, with a plain running average."""
+    return (
+        type(norm) is nn.BatchNorm2d  # and not what is synchronised between processes
+        and norm.training
+        and norm.track_running_stats
+        and norm.momentum is not None
+        and not has_hooks(norm)
+    )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether to call the module does more than its forward pass (pruning, for one)."""
+    return bool(
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+    )
+
+
+def norm_as_affine(
+    gamma: Tensor, beta: Tensor, mean: Tensor, inv_std: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return scale and shift such that γ·x̂ + β = scale·x + shift."""
+    scale = gamma * inv_std
+    return scale, torch.addcmul(beta, scale, mean, value=-1)
+
+
+def widened(vectors: Tensor, per_row: int) -> Tensor:
+    """Repeat vectors over the channels, the last dimension, for each pixel of a row."""
+    shape = (*vectors.shape[:-1], per_row, vectors.shape[-1])
+    # With one channel, flatten returns a view that the kernels of PyTorch misread.
+    return vectors.unsqueeze(-2).expand(shape).flatten(-2).contiguous()
+
+
+def row_correlations(g: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor) -> list[Tensor]:
+    """Return Σ g·x̂ and Σ g of each column of `pixel_rows`; the moments are `widened`."""
+    if g.device.type == "cpu":
+        _, products, sums = torch.ops.aten.native_batch_norm_backward(
+            g, x, None, None, None, mean, inv_std, True, 0.0, [False, True, True]
+        )
+        return [products, sums]
+    return [(g * (x - mean)).sum(0) * inv_std, g.sum(0)]
+
+
+def input_gradient_coefficients(
+    scale: Tensor, mean: Tensor, inv_std: Tensor, products: Tensor, sums: Tensor, count: int
+) -> Tensor:
+    """Return of_g, of_x and constant such that dx = of_g·g + of_x·x + constant.
+
+    Parameters
+    ----------
+    scale
+        γ/σ.
+    mean, inv_std
+        μ and 1/σ.
+    products, sums
+        Σ g·x̂ and Σ g of each channel.
+    count
+        How many numbers per channel the sums are over.
+    """
+    of_x = scale * inv_std * products / -count
+    return torch.stack([scale, of_x, torch.addcmul(scale * sums / -count, of_x, mean, value=-1)])
+
+
+def _buffer(buffer: Tensor | None) -> Tensor:
+    assert buffer is not None
+    return buffer

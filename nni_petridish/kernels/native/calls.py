@@ -1,0 +1,260 @@
+"""Inner loops of training in C (c/).
+
+At 16 channels a step of weak learning is a long chain of light passes over memory: PyTorch's own
+kernels wait for it most of the time. These do in one pass what belongs together: the batch norm and
+ReLU before a depthwise conv happen while it reads its input, their gradients while it writes its
+own. They take images in channels_last on the CPU. Where they cannot be compiled (no compiler, not
+Linux) or are switched off (environment variable ``NNI_PETRIDISH_NATIVE=0``), everything is done by
+PyTorch, slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nni_petridish.kernels.native import structures
+from nni_petridish.kernels.native.library import native_library
+from nni_petridish.kernels.switch import fast_kernels_apply
+
+ONE_TYPE = "native kernels take tensors of one type, on the CPU."
+
+
+class Geometry(NamedTuple):
+    """Of a conv with a square kernel and "same" padding."""
+
+    kernel: int
+    stride: int
+    dilation: int
+
+    @property
+    def padding(self) -> int:
+        """Zeros on each side."""
+        return self.dilation * (self.kernel - 1) // 2
+
+    @property
+    def is_native(self) -> bool:
+        """Whether there are loops for it."""
+        return self.kernel in (3, 5) and self.stride in (1, 2) and self.dilation in (1, 2)
+
+
+def native_applies(x: Tensor) -> bool:
+    """Return whether these kernels can take x."""
+    return (
+        x.device.type == "cpu"
+        and x.ndim == 4
+        and x.shape[2] * x.shape[3] > 1  # within an image they find what to do together
+        and x.numel() > 0
+        and fast_kernels_apply(x)
+        and native_library(x.dtype) is not None
+    )
+
+
+def native_trains(x: Tensor) -> bool:
+    """Return whether these kernels can take x, and keep it for a backward pass."""
+    inference = x.is_inference() and not torch.is_inference_mode_enabled()
+    return not inference and native_applies(x)
+
+
+class Combination(NamedTuple):
+    """of_g·g + of_x·x + constant, each a vector over channels; without of_x, of_g·g."""
+
+    of_g: Tensor
+    of_x: Tensor | None
+    constant: Tensor | None
+
+
+class Unit(NamedTuple):
+    """Batch norm, ReLU, depthwise conv and pointwise conv, as one."""
+
+    geometry: Geometry
+    depthwise: Tensor
+    pointwise: Tensor
+    affine: tuple[Tensor, Tensor] | None
+    """Scale and shift of the norm, if there is one."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output, and mean and biased variance of its channels."""
+        y = x.new_empty(x.shape[0], *_strided(x, self.geometry.stride), x.shape[1])
+        y = y.permute(0, 3, 1, 2)
+        mean, variance = x.new_empty(2, x.shape[1]).unbind()
+        unit = self._with(x=x, y=y, mean=mean, variance=variance)
+        check_memory(loaded(x).unit_forward(ctypes.byref(unit), _batch(x)))
+        return y, mean, variance
+
+    def backward(
+        self,
+        g: Tensor,
+        y: Tensor,
+        of: Combination,
+        x: Tensor,
+        mean: Tensor | None,
+        want_input: bool,
+    ) -> UnitGradients:
+        """Return the gradients, that of the output y being a combination of g and y.
+
+        Parameters
+        ----------
+        g, y, of
+            The combination.
+        x, mean
+            The input, and the mean of its channels if a norm comes first.
+        want_input
+            Whether the gradient before the ReLU is needed.
+        """
+        _check_shapes(g, y)
+        totals, products = x.new_empty(2, x.shape[1]).unbind()
+        found = UnitGradients(
+            torch.empty_like(x) if want_input else None,
+            totals,
+            products,
+            torch.empty_like(self.depthwise),
+            torch.empty_like(self.pointwise),
+        )
+        unit = self._with(
+            **dict(
+                zip(("dx", "totals", "products", "ddepthwise", "dpointwise"), found, strict=True)
+            ),
+            **dict(zip(("of_g", "of_y", "constant"), of, strict=True)),
+            **{"x": x, "y": y, "g": g, "centre": mean},
+        )
+        check_memory(loaded(x).unit_backward(ctypes.byref(unit), _batch(x)))
+        return found
+
+    def _with(self, **tensors: Tensor | None) -> structures.Unit:
+        """Return the unit with what it takes and makes."""
+        scale, shift = self.affine or (None, None)
+        own = {"depthwise": self.depthwise, "pointwise": self.pointwise}
+        return structures.Unit(*self.geometry, **_at(**tensors, **own, scale=scale, shift=shift))
+
+
+class UnitGradients(NamedTuple):
+    """Of a `Unit`."""
+
+    before_relu: Tensor | None
+    """b, the gradient of what the ReLU takes."""
+    totals: Tensor
+    """Σ b of each channel, if b is wanted."""
+    products: Tensor
+    """Σ b·(x − mean) of each channel, likewise."""
+    depthwise: Tensor
+    pointwise: Tensor
+
+
+class Projection(NamedTuple):
+    """ReLU and a 1x1 conv to another number of channels; or two, which halve the image.
+
+    Of each square of four pixels the first conv sees the even one and the second the odd one, and
+    what they make is concatenated.
+    """
+
+    weights: Sequence[Tensor]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output, and mean and biased variance of its channels."""
+        outputs, parts = self._outputs(x), len(self.weights)
+        y = x.new_empty(x.shape[0], *_strided(x, parts), outputs).permute(0, 3, 1, 2)
+        mean, variance = x.new_empty(2, outputs).unbind()
+        call = self._with(outputs, x=x, y=y, mean=mean, variance=variance)
+        check_memory(loaded(x).projection_forward(ctypes.byref(call), _batch(x)))
+        return y, mean, variance
+
+    def backward(
+        self, g: Tensor, y: Tensor, of: Combination, x: Tensor, want_input: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Return the gradients of x, if wanted, and of the weights; that of y is a combination."""
+        _check_shapes(g, y)
+        dx = torch.empty_like(x) if want_input else None
+        gradients = [torch.empty_like(weight) for weight in self.weights]
+        places = dict(zip(("of_g", "of_y", "constant"), of, strict=True))
+        places |= dict(zip(("deven", "dodd"), gradients, strict=False))
+        call = self._with(self._outputs(x), x=x, y=y, g=g, dx=dx, **places)
+        check_memory(loaded(x).projection_backward(ctypes.byref(call), _batch(x)))
+        return dx, gradients
+
+    def _outputs(self, x: Tensor) -> int:
+        if any(weight.shape[1:] != (x.shape[1], 1, 1) for weight in self.weights):
+            raise ValueError(f"the weights of a projection do not fit {x.shape[1]} channels.")
+        widths = [weight.shape[0] for weight in self.weights]
+        if len(widths) == 2 and widths[0] != sum(widths) // 2:
+            raise ValueError(f"a projection of two parts cannot have {widths} outputs.")
+        return sum(widths)
+
+    def _with(self, outputs: int, **tensors: Tensor | None) -> structures.Projection:
+        """Return the projection with what it takes and makes."""
+        weights = dict(zip(("even", "odd"), self.weights, strict=False))
+        return structures.Projection(len(self.weights), outputs, **_at(**weights, **tensors))
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of each channel."""
+    mean, variance = x.new_empty(2, x.shape[1]).unbind()
+    call = structures.Pool(0, 1, **_at(x=x, mean=mean, variance=variance))
+    check_memory(loaded(x).pool_forward(ctypes.byref(call), ctypes.c_long(1), _batch(x)))
+    return mean, variance
+
+
+def correlations(g: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Σ g and Σ g·(x − mean) of each channel."""
+    _check_shapes(g, x)
+    x = x.contiguous(memory_format=torch.channels_last)
+    totals, products = x.new_empty(2, x.shape[1]).unbind()
+    places = _at(totals=totals, products=products, g=g, x=x, mean=mean)
+    check_memory(loaded(x).correlations(*places.values(), _batch(x)))
+    return totals, products
+
+
+def combine(g: Tensor, x: Tensor, of: Combination) -> Tensor:
+    """Return the combination of g and x."""
+    _check_shapes(g, x)
+    x = x.contiguous(memory_format=torch.channels_last)
+    out = torch.empty_like(x)
+    loaded(g).combine(*_at(out=out, g=g, x=x, **of._asdict()).values(), _batch(g))
+    return out
+
+
+def _strided(x: Tensor, stride: int) -> tuple[int, int]:
+    return (x.shape[2] - 1) // stride + 1, (x.shape[3] - 1) // stride + 1
+
+
+def loaded(x: Tensor) -> ctypes.CDLL:
+    """Return the library for numbers of x's type, where `native_applies`."""
+    library = native_library(x.dtype)
+    assert library is not None
+    return library
+
+
+def _at(**tensors: Tensor | None) -> dict[str, Any]:
+    """Return where tensors lie, all of one type; the layout is the caller's business."""
+    if len({(t.dtype, t.device) for t in tensors.values() if t is not None}) > 1:
+        raise TypeError(ONE_TYPE)
+    return {
+        name: ctypes.c_void_p(None if t is None else t.data_ptr()) for name, t in tensors.items()
+    }
+
+
+def _batch(x: Tensor) -> structures.Batch:
+    n, channels, height, width = x.shape
+    return structures.Batch(n, height, width, channels, torch.get_num_threads())
+
+
+def _check_shapes(g: Tensor, x: Tensor) -> None:
+    """Refuse what would be read beyond its end."""
+    check_output(g, x, 1)
+
+
+def check_output(g: Tensor, x: Tensor, stride: int) -> None:
+    """Refuse a gradient that cannot be that of what a strided op makes of x."""
+    expected = (*x.shape[:2], *_strided(x, stride))
+    if g.shape != expected:
+        raise ValueError(f"a gradient of shape {tuple(g.shape)} cannot be that of {expected}")
+
+
+def check_memory(enough_memory: int) -> None:
+    """Raise an error if a kernel returned that it got no memory."""
+    if not enough_memory:
+        raise MemoryError("no memory for the images of a kernel")

@@ -1,0 +1,184 @@
+"""Separable convs in training, on the CPU: each unit in one pass over its images.
+
+A unit is ReLU, depthwise conv and pointwise conv, with the batch norm before them if there is one.
+Only its input x and output y are kept; what is between them is computed again in the backward
+pass, image by image, while it is in the cache. With x̂ = (x − μ)/σ, the norm gives γ·x̂ + β; b is
+the gradient of that, and
+
+    dβ = Σ b,    dγ = Σ b·x̂,    dx = γ/σ · (b − mean(b) − x̂ · mean(b·x̂)).
+
+The last is a combination of b and x. The unit before, whose output x is, computes it on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from nni_petridish.kernels.deferred_candidates import HiddenCandidate, running_statistics
+from nni_petridish.kernels.depthwise import DepthwiseConv2d
+from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
+from nni_petridish.kernels.moments import (
+    has_batch_statistics,
+    has_hooks,
+    input_gradient_coefficients,
+    norm_as_affine,
+    update_running_statistics,
+)
+from nni_petridish.kernels.native.calls import Combination, Unit, native_trains
+from nni_petridish.kernels.native.candidates import Kernel
+from nni_petridish.kernels.pointwise import is_pointwise
+
+
+class UnitModules(NamedTuple):
+    """The modules of a unit; its ReLU has none."""
+
+    norm: nn.BatchNorm2d | None
+    depthwise: DepthwiseConv2d
+    pointwise: nn.Conv2d
+
+
+def can_fuse(units: Sequence[UnitModules], x: Tensor) -> bool:
+    """Return whether `separable_convs` can take these modules, and x."""
+    stride = units[0].depthwise.geometry.stride
+    if x.ndim != 4 or (x.shape[0] == 1 and max(x.shape[2:]) <= stride):
+        return False  # one value per channel: the plain norm refuses that
+    return native_trains(x) and _parameters(units, x) is not None
+
+
+def hidden_convs(
+    x: Tensor, units: Sequence[UnitModules], last: nn.BatchNorm2d
+) -> HiddenCandidate | None:
+    """Return one or two units and a norm as a candidate for the backward pass, if it can be."""
+    if len(units) > 2 or any(unit.depthwise.geometry.stride > 1 for unit in units[1:]):
+        return None
+    parameters = _parameters(units, x)
+    if parameters is None:
+        return None
+    norms = [*(norm for norm, *_ in units if norm is not None), last]
+    running = running_statistics(norms, x)
+    if running is None:
+        return None
+    kernel = Kernel([unit.depthwise.geometry for unit in units])
+    return HiddenCandidate(x, kernel, parameters, running)
+
+
+def _parameters(units: Sequence[UnitModules], x: Tensor) -> list[Tensor] | None:
+    """Return the norm's if there is one, then the weights, of one unit after the other.
+
+    None if there is anything that the kernels in C do not know.
+    """
+    found: list[Tensor] = []
+    channels, dtype = x.shape[1], x.dtype
+    for norm, depthwise, pointwise in units:
+        if norm is not None:
+            if not (norm.affine and has_batch_statistics(norm)):
+                return None
+            found += norm.weight, norm.bias
+            if norm.weight.shape != (channels,) or norm.bias.shape != (channels,):
+                return None
+        geometry, weights = depthwise.geometry, (depthwise.weight, pointwise.weight)
+        if not (
+            depthwise.training
+            and geometry.is_native
+            and weights[0].shape == (channels, 1, geometry.kernel, geometry.kernel)
+            and weights[0].dtype is dtype
+            and not has_hooks(depthwise)
+            and weights[1].shape[0] == channels
+            and is_pointwise(pointwise, x)
+        ):
+            return None
+        found += weights
+    return found
+
+
+def separable_convs(x: Tensor, units: Sequence[UnitModules]) -> BeforeNorm:
+    """Return what the units, of which the first has no norm, make of x."""
+    late = LateGradient()
+    parameters = [
+        parameter
+        for norm, depthwise, pointwise in units
+        for parameter in (
+            depthwise.weight,
+            pointwise.weight,
+            None if norm is None else norm.weight,
+            None if norm is None else norm.bias,
+        )
+    ]
+    y, mean, variance = _SeparableConvs.apply(x, units, late, *parameters)
+    return BeforeNorm(y, (mean, variance), late)
+
+
+class _SeparableConvs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        units: Sequence[UnitModules],
+        late: LateGradient,
+        *parameters: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        values, statistics = [x], []
+        mean = variance = x.new_empty(0)
+        for i, (norm, depthwise, _) in enumerate(units):
+            inv_std = None
+            if norm is not None:
+                count = values[i].numel() // values[i].shape[1]
+                update_running_statistics([norm], mean[None], variance[None], count)
+                inv_std = torch.rsqrt(variance + norm.eps)
+            statistics += [mean, inv_std]
+            unit = _unit(depthwise, parameters[4 * i : 4 * i + 4], mean, inv_std)
+            y, mean, variance = unit.forward(values[i])
+            values.append(y)
+        ctx.save_for_backward(*values, *statistics, *parameters)
+        ctx.convs, ctx.late = [unit.depthwise for unit in units], late
+        ctx.mark_non_differentiable(mean, variance)
+        return y, mean, variance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        n, saved = len(ctx.convs), ctx.saved_tensors  # once: checkpoints compute them again
+        # What saves tensors elsewhere may have changed the layout.
+        values = [value.contiguous(memory_format=torch.channels_last) for value in saved[: n + 1]]
+        statistics, parameters = saved[n + 1 : 3 * n + 1], saved[3 * n + 1 :]
+        of = ctx.late.take(grads[0])
+        g: Tensor | None = grads[0].contiguous(memory_format=torch.channels_last)
+        found: list[Tensor | None] = []
+        for i in reversed(range(n)):
+            x, (mean, inv_std) = values[i], statistics[2 * i : 2 * i + 2]
+            unit = _unit(ctx.convs[i], parameters[4 * i : 4 * i + 4], mean, inv_std)
+            assert g is not None
+            gradients = unit.backward(
+                g, values[i + 1], of, x, mean, want_input=i > 0 or ctx.needs_input_grad[0]
+            )
+            g, dgamma, dbeta = gradients.before_relu, None, None
+            if unit.affine is not None:
+                dgamma, dbeta = gradients.products * inv_std, gradients.totals
+                vectors = input_gradient_coefficients(
+                    unit.affine[0], mean, inv_std, dgamma, dbeta, x.numel() // x.shape[1]
+                )
+                of = Combination(*vectors.unbind())
+            found = [gradients.depthwise, gradients.pointwise, dgamma, dbeta, *found]
+        return g, None, None, *found
+
+
+def _unit(
+    conv: DepthwiseConv2d,
+    parameters: Sequence[Tensor | None],
+    mean: Tensor,
+    inv_std: Tensor | None,
+) -> Unit:
+    depthwise, pointwise, gamma, beta = parameters
+    assert depthwise is not None
+    assert pointwise is not None
+    affine = None
+    if inv_std is not None:
+        assert gamma is not None
+        assert beta is not None
+        affine = norm_as_affine(gamma, beta, mean, inv_std)
+    return Unit(conv.geometry, depthwise.contiguous(), pointwise.contiguous(), affine)

@@ -1,0 +1,1 @@
+"""Fronts for NNI: the only room that imports nni or Lightning."""

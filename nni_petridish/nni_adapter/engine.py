@@ -1,0 +1,209 @@
+"""What has to be known about NNI's execution engines."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Iterable
+from typing import Any
+
+from nni.nas.execution import SequentialExecutionEngine
+from nni.nas.execution.event import FinalMetricEvent, ModelEvent, ModelEventType, TrainingEndEvent
+from nni.nas.experiment import NasExperimentConfig
+from nni.runtime.tuner_command_channel import CommandType, TunerCommandChannel
+
+from nni_petridish.search.records import Growth
+
+_log = logging.getLogger("nni.petridish")  # NNI prints and keeps what is logged below its name
+_FOREIGN = (CommandType.ImportData, CommandType.AddCustomizedTrialJob)
+# NNI's manager runs trials of these states again when an experiment is resumed.
+_UNFINISHED = ("WAITING", "RUNNING", "ADD_RESUMED")
+
+
+class Roll:
+    """The trials that were submitted, and what NNI told about them.
+
+    NNI swaps the parameters of trials that start at the same time, so the end of a trial may be
+    told of the wrong growth. What became of a growth is therefore read from the gallery; here it is
+    only found out how many growths have lost their trials, and which they are most likely.
+
+    Parameters
+    ----------
+    engine
+        Tells the events.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        # The engine's listener thread puts, the strategy's thread takes.
+        self._events: queue.SimpleQueue[ModelEvent] = queue.SimpleQueue()
+        # The engine keeps weak references only, and tells nothing of models that are gone. A growth
+        # that was given back and handed out again has an entry for each of its trials.
+        self._open: list[tuple[Growth, Any]] = []
+        self._ended: list[Growth] = []
+        self._reported: set[str] = set()
+        self._adopted: dict[str, Growth] = {}
+        for kind in (ModelEventType.FinalMetric, ModelEventType.TrainingEnd):
+            engine.register_model_event_callback(kind, self._events.put)
+
+    def close(self) -> None:
+        """Hear no more."""
+        for kind in (ModelEventType.FinalMetric, ModelEventType.TrainingEnd):
+            self._engine.unregister_model_event_callback(kind, self._events.put)
+
+    @property
+    def trials(self) -> int:
+        """How many trials have not ended."""
+        return len(self._open) - len(self._ended)
+
+    def adopt(self, running: Iterable[Growth]) -> set[str]:
+        """Find the trials of an earlier run that NNI's manager runs again after a resume.
+
+        Parameters
+        ----------
+        running
+            The growths that were under way.
+
+        Returns
+        -------
+        set of str
+            Ids of those that have a trial.
+        """
+        known = {(growth.id, growth.attempt): growth for growth in running}
+        for trial, growth in _unfinished_trials(self._engine).items():
+            ours = known.get((growth.id, growth.attempt))
+            if ours is not None:
+                self._adopted[trial] = ours
+                self._open.append((ours, None))
+        return {growth.id for growth in self._adopted.values()}
+
+    def has_room(self) -> bool:
+        """Tell whether another trial can start; the engine does not count those adopted."""
+        if not self._engine.idle_worker_available():
+            return False
+        return not self._adopted or self.trials < (engine_concurrency(self._engine) or 1)
+
+    def add(self, growth: Growth, model: Any) -> None:
+        """Take note that a growth is submitted."""
+        self._open.append((growth, model))
+
+    def wait(self, seconds: float) -> None:
+        """Wait for news, at most so long, and take all there is."""
+        self._look_after_adopted()
+        try:
+            self._take(self._events.get(timeout=seconds))
+            while True:
+                self._take(self._events.get_nowait())
+        except queue.Empty:
+            return
+
+    def lost(self, running: Iterable[Growth]) -> list[Growth]:
+        """Return those of the running growths that have no trial any more."""
+        submitted = {growth for growth, _ in self._open}
+        unresolved = [g for g in running if g in submitted and g.id not in self._reported]
+        missing = len(unresolved) - self.trials
+        # First those whose own trial is said to have ended.
+        unresolved.sort(key=lambda growth: growth not in self._ended)
+        lost = unresolved[: max(0, missing)]
+        for growth in lost:
+            self._forget(growth)
+        return lost
+
+    def _take(self, event: ModelEvent) -> None:
+        growth = next((g for g, model in self._open if model is event.model), None)
+        if isinstance(event, FinalMetricEvent) and isinstance(event.metric, dict):
+            self._reported.add(str(event.metric.get("growth")))
+        elif isinstance(event, TrainingEndEvent) and growth is not None:
+            self._ended.append(growth)
+
+    def _look_after_adopted(self) -> None:
+        # The engine tells nothing of trials that it did not submit.
+        if self._adopted:
+            unfinished = _unfinished_trials(self._engine)
+            for trial in [trial for trial in self._adopted if trial not in unfinished]:
+                self._ended.append(self._adopted.pop(trial))
+
+    def _forget(self, growth: Growth) -> None:
+        """Close the books on a growth, and on one trial that ended."""
+        self._open.remove(next(entry for entry in self._open if entry[0] == growth))
+        ended = growth if growth in self._ended else self._ended[0]
+        self._ended.remove(ended)
+
+
+def is_sequential(engine: Any) -> bool:
+    """Tell whether models run in this process, one after the other."""
+    return isinstance(engine, SequentialExecutionEngine)
+
+
+def engine_concurrency(engine: Any) -> int | None:
+    """Return how many trials run at a time; None in this process."""
+    if is_sequential(engine):
+        return None
+    return int(engine.nodejs_binding.config.canonical_copy().trial_concurrency)
+
+
+def engine_machines(engine: Any) -> int:
+    """Return on how many machines trials run; a service that schedules by itself counts as one."""
+    service = engine.nodejs_binding.config.canonical_copy().training_service
+    services = service if isinstance(service, list) else [service]
+    return sum(max(1, len(getattr(one, "machine_list", ()))) for one in services)
+
+
+def _unfinished_trials(engine: Any) -> dict[str, Growth]:
+    """Return the growths of all trials that have not ended, by trial."""
+    if is_sequential(engine):
+        return {}
+    found = {}
+    for trial in engine.nodejs_binding.list_trial_jobs():
+        if trial.status in _UNFINISHED and trial.hyperParameters:
+            evaluator = trial.hyperParameters[0].parameters.get("evaluator") or {}
+            if "growth" in evaluator:
+                found[trial.trialJobId] = Growth.from_dict(evaluator["growth"])
+    return found
+
+
+def is_over(engine: Any) -> bool:
+    """Tell whether an engine without budget has stopped running what it had accepted."""
+    if is_sequential(engine):
+        return True
+    return bool(engine.nodejs_binding.get_status() != "NO_MORE_TRIAL")
+
+
+def run_in_process_by_default() -> None:
+    """Let experiments without a configuration run our strategy in this process.
+
+    NNI does so for its one-shot strategies. Who changes the strategy alone keeps an evaluator that
+    was never meant to be sent to another process.
+    """
+    default = NasExperimentConfig.default
+    if getattr(default, "knows_petridish", False):
+        return
+
+    def ours(cls: Any, model_space: Any, evaluator: Any, strategy: Any) -> Any:
+        if getattr(strategy, "in_process_by_default", False):
+            return cls(execution_engine="sequential", model_format="simplified")
+        return default(model_space, evaluator, strategy)
+
+    ours.knows_petridish = True  # type: ignore[attr-defined]
+    NasExperimentConfig.default = classmethod(ours)
+
+
+def skip_foreign_commands() -> None:
+    """Keep the engine's listener alive when an experiment is resumed.
+
+    NNI's manager then sends commands that are meant for tuners, and the listener of the NAS engine
+    dies of them: no trial would ever start. They are skipped.
+    """
+    receive = TunerCommandChannel._receive
+    if getattr(receive, "skips_foreign_commands", False):
+        return
+
+    def patient_receive(channel: Any) -> Any:
+        while True:
+            command, content = receive(channel)
+            if command not in _FOREIGN:
+                return command, content
+            _log.debug("Skipped %s, which is not for strategies.", command)
+
+    patient_receive.skips_foreign_commands = True  # type: ignore[attr-defined]
+    TunerCommandChannel._receive = patient_receive

@@ -1,0 +1,1 @@
+"""NNI evaluators that train growths."""

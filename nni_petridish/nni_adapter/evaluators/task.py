@@ -1,0 +1,253 @@
+"""A task whose training is somebody else's: any NNI evaluator, as its user made it.
+
+Weak learning needs nothing of an evaluator. The candidates are modules of the network and train
+with it, and the L1 term reaches α by itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.errors import ConfigError, Interrupted, TrainingError
+from nni_petridish.nni_adapter.evaluators.lengths import (
+    TaskEvaluator,
+    current_epoch,
+    is_minimised,
+    run_evaluator,
+    seeded,
+    steps_per_epoch,
+)
+from nni_petridish.nni_adapter.metrics import Listener, listening, to_record
+from nni_petridish.nni_adapter.space import Space
+from nni_petridish.tasks.checkpoint import fits, load_checkpoint, restore, save_checkpoint
+from nni_petridish.tasks.task import Record
+
+OPTIMIZE = ("auto", "maximize", "minimize")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Which of the evaluator's numbers the search goes by, and how it becomes an error.
+
+    Parameters
+    ----------
+    name
+        Which one, if the evaluator reports several by name.
+    optimize
+        ``"maximize"``: error = 1 − metric, for accuracies between 0 and 1; ``"minimize"``: the
+        metric is the error; ``"auto"``: what NNI's Regression reports is minimised, all else is
+        maximised.
+    error
+        A function from the metric to the error; replaces ``optimize``.
+    """
+
+    name: str = "default"
+    optimize: str = "auto"
+    error: Callable[[float], float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimize not in OPTIMIZE:
+            raise ConfigError(
+                f"optimize must be one of {', '.join(OPTIMIZE)} but got {self.optimize!r}."
+            )
+        if self.error is not None and not callable(self.error):
+            raise ConfigError(f"error must be a function of the metric but got {self.error!r}.")
+
+    def to_error(self, value: float, evaluator: Any) -> float:
+        """Return the error that belongs to a value of the metric."""
+        if self.error is not None:
+            return float(self.error(value))
+        if self.optimize == "minimize" or (self.optimize == "auto" and is_minimised(evaluator)):
+            return value
+        if value > 1:
+            raise TrainingError(
+                f"the metric must be an accuracy, at most 1, but is {value:g}; set"
+                " optimize='minimize', or error to a function that makes an error of it."
+            )
+        return 1 - value
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The network that was trained last, in which phase, and the record of its last epoch."""
+
+    net: weakref.ref[nn.Module]
+    phase: str
+    last: Record
+
+
+@dataclass
+class EvaluatorTask:
+    """Growing in a space with NNI evaluators.
+
+    After an interruption, phases that were finished are not repeated, and the one under way starts
+    anew; a `TaskEvaluator`, such as `RecipeEvaluator`, goes on from its last epoch.
+
+    Parameters
+    ----------
+    space
+        What networks may look like.
+    evaluators
+        The evaluator of each phase: ``seed``, ``weak``, ``final``.
+    metric
+        What to take from their reports.
+    """
+
+    space: Space
+    evaluators: Mapping[str, Any]
+    metric: Metric = field(default_factory=Metric)
+    _trained: _Trained | None = None
+
+    def seed(self) -> Genotype:
+        """Return the space's simplest member."""
+        return self.space.seed()
+
+    def build(self, genotype: Genotype) -> nn.Module:
+        """Build a network with fresh weights."""
+        return self.space.build(genotype)
+
+    def train(
+        self,
+        net: nn.Module,
+        *,
+        phase: str,
+        epochs: int,
+        seed: int,
+        label: str,
+        checkpoint: Path | None = None,
+        on_epoch: Callable[[Record], object] | None = None,
+        stop: Callable[[], bool] | None = None,
+        progress: bool = False,
+    ) -> list[Record]:
+        """Train with the evaluator of the phase."""
+        evaluator = self.evaluators[phase]
+        if isinstance(evaluator, TaskEvaluator):
+            task = evaluator.task(self.space)
+            records = task.train(
+                net,
+                phase=phase,
+                epochs=epochs,
+                seed=seed,
+                label=label,
+                checkpoint=checkpoint,
+                on_epoch=on_epoch,
+                stop=stop,
+                progress=progress,
+            )
+            self._trained = _Trained(weakref.ref(net), phase, records[-1])
+            return records
+        facts = {"seed": seed, "epochs": epochs}
+        restored = None if checkpoint is None else _restored(net, checkpoint, facts)
+        if restored is not None:
+            records = restored
+        else:
+            records = self._run(evaluator, net, epochs, seed, label, on_epoch, stop)
+            if checkpoint is not None:
+                save_checkpoint(checkpoint, net, _no_optimizer(net), facts | {"records": records})
+        self._trained = _Trained(weakref.ref(net), phase, records[-1])
+        return records
+
+    def steps(self, epochs: int) -> int:
+        """Return how many steps of weak learning so many epochs are."""
+        evaluator = self.evaluators["weak"]
+        if isinstance(evaluator, TaskEvaluator):
+            return evaluator.task(self.space).steps(epochs)
+        steps = steps_per_epoch(evaluator)
+        if steps is None:
+            raise ConfigError(
+                "l1_schedule must be constant with an evaluator whose steps cannot be counted:"
+                f" {evaluator!r}."
+            )
+        return epochs * steps
+
+    def evaluate(self, net: nn.Module) -> Record:
+        """Return the metric that was reported when the network was trained, and its error."""
+        trained = self._trained
+        if trained is None or trained.net() is not net:
+            raise TrainingError("an evaluator measures a network when it trains it, not later.")
+        evaluator = self.evaluators[trained.phase]
+        if isinstance(evaluator, TaskEvaluator):
+            task = evaluator.task(self.space)
+            return task.evaluate(net)
+        record = {name: value for name, value in trained.last.items() if name != "epoch"}
+        return {"error": self.metric.to_error(record["metric"], evaluator), **record}
+
+    @property
+    def validation_losses(self) -> Any:
+        """What the weak phase's own task has by this name; other evaluators cannot tell."""
+        evaluator = self.evaluators["weak"]
+        if not isinstance(evaluator, TaskEvaluator):
+            raise AttributeError("validation_losses")
+        task: Any = evaluator.task(self.space)
+        return task.validation_losses
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one example, parameters)."""
+        return self.space.size(net)
+
+    def _run(
+        self,
+        evaluator: Any,
+        net: nn.Module,
+        epochs: int,
+        seed: int,
+        label: str,
+        on_epoch: Callable[[Record], object] | None,
+        stop: Callable[[], bool] | None,
+    ) -> list[Record]:
+        records: list[Record] = []
+
+        def hear(value: Any) -> None:
+            record = to_record(value, self.metric.name)
+            record["epoch"] = current_epoch(evaluator) or len(records) + 1
+            records.append(record)
+            if on_epoch is not None:
+                on_epoch(dict(record))
+            if stop is not None and stop():
+                raise Interrupted(f"{label} was stopped at epoch {record['epoch']:g}.")
+
+        listener = Listener(hear)
+        net.train()
+        with listening(listener), seeded(seed):
+            trained = run_evaluator(evaluator, net, epochs)
+        if listener.last is None:
+            raise TrainingError(
+                f"the evaluator must report a metric to NNI but {label} ended without any."
+            )
+        last = to_record(listener.last, self.metric.name)
+        return _one_per_epoch(records, trained, last)
+
+
+def _one_per_epoch(records: list[Record], trained: int, last: Record) -> list[Record]:
+    """Return one record for each epoch, the last of them with the final result."""
+    by_epoch = {int(record["epoch"]): record for record in records}
+    count = trained or max([1, *by_epoch])
+    listed: list[Record] = [by_epoch.get(epoch, {"epoch": epoch}) for epoch in range(1, count + 1)]
+    listed[-1] = {**listed[-1], **last}
+    return listed
+
+
+def _restored(net: nn.Module, folder: Path, facts: dict[str, Any]) -> list[Record] | None:
+    """Restore a finished phase; return its records, None if there is no such phase."""
+    found = load_checkpoint(folder)
+    if found is None:
+        return None
+    tensors, remembered = found
+    records: list[Record] = remembered.pop("records", [])
+    if remembered != facts or not records or not fits(tensors, net, _no_optimizer(net)):
+        return None
+    restore(tensors, net, _no_optimizer(net))
+    return records
+
+
+def _no_optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer without a state: the evaluator's own is gone with its phase."""
+    return torch.optim.SGD(net.parameters(), lr=0.0)

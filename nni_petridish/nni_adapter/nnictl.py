@@ -1,0 +1,245 @@
+"""Run a configuration through nnictl, in the foreground: create, watch, stop.
+
+Everything that the search finds comes from the gallery; NNI is only asked how it is doing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nni_petridish.errors import PetridishError
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.journal import Journal
+from nni_petridish.running.config import SearchConfig, read_experiment
+from nni_petridish.search.search import Search
+
+START_SECONDS = 120
+START_TRIES = 3
+ANSWER_SECONDS = 20
+SILENCE_SECONDS = 600
+"""A machine that is very busy, or asleep, lets a manager be silent for long: it is not gone."""
+LOOPBACK = Path(__file__).with_name("loopback.cjs")
+"""Keeps NNI's manager, which has no login, off the network."""
+
+
+class NniError(PetridishError):
+    """NNI did not do what it was asked to."""
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody uses on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class BusyError(NniError):
+    """The machine was too busy for NNI, whose tuner must connect within ten seconds."""
+
+
+class SilentError(NniError):
+    """The NNI manager is there but did not answer in time."""
+
+
+class Experiment:
+    """An NNI experiment, made by nnictl; it is stopped when the ``with`` block is left.
+
+    Parameters
+    ----------
+    config
+        The configuration file.
+    port
+        Where the manager listens: on the loopback address alone, unless workers on other machines
+        have to reach it.
+    """
+
+    def __init__(self, config: Path, port: int) -> None:
+        self.config, self.port = config, port
+        self.is_local = _is_local(config)
+        self.id = ""
+
+    def __enter__(self) -> Experiment:
+        # An experiment that is being made has no name yet to stop it by.
+        with _signals_put_off() as arrived:
+            output = self._start("create", "--config", str(self.config))
+        found = re.search(r"nnictl stop (\w+)", output)
+        if found is None:
+            raise NniError(f"nnictl create failed: {_last_line(output)}")
+        self.id = found[1]
+        if arrived:
+            self.__exit__()
+            raise KeyboardInterrupt
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with _signals_put_off():  # a second Ctrl-C would leave the manager behind
+            nnictl("stop", self.id)
+
+    def resume(self) -> None:
+        """Bring an experiment back that was stopped or killed."""
+        self._start("resume", self.id)
+
+    def status(self) -> str:
+        """Return NNI's word for the state of the experiment."""
+        try:
+            status: dict[str, Any] = self._get("check-status")
+        except (OSError, ValueError) as problem:
+            if TimeoutError in (type(problem), type(getattr(problem, "reason", None))):
+                raise SilentError("the NNI manager does not answer.") from problem
+            raise NniError(f"the NNI manager is gone{self._reason()}.") from problem
+        if status.get("status") == "ERROR":
+            errors = status.get("errors") or ["no reason given"]
+            kind = BusyError if "did not connect" in str(errors[0]) else NniError
+            raise kind(f"NNI reports an error: {_last_line(str(errors[0]))}{self._reason()}")
+        return str(status.get("status"))
+
+    def _start(self, *arguments: str) -> str:
+        return nnictl(*arguments, "--port", str(self.port), loopback=self.is_local)
+
+    def _get(self, what: str) -> Any:
+        url = f"http://127.0.0.1:{self.port}/api/v1/nni/{what}"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=ANSWER_SECONDS) as answer:
+            return json.load(answer)
+
+    def _reason(self) -> str:
+        """Return what the tuner or the manager had to say, in brackets."""
+        logs = Path.home() / "nni-experiments" / self.id / "log"
+        for name, mark in (("dispatcher.log", "nni_petridish: "), ("nnimanager.log", "] ERROR ")):
+            try:
+                lines = (logs / name).read_text(encoding="utf-8").splitlines()
+            except OSError:
+                continue
+            said = [line.split(mark, 1)[1] for line in lines if mark in line]
+            if said:
+                return f" ({said[0]})"
+        return ""
+
+
+@contextmanager
+def _signals_put_off() -> Iterator[list[int]]:
+    """Note SIGINT and SIGTERM instead of acting on them; only the main thread can do that."""
+    arrived: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield arrived
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda n, frame: arrived.append(n)) for number in numbers]
+    try:
+        yield arrived
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _is_local(config: Path) -> bool:
+    service = read_experiment(config)[3].get("trainingService")
+    return isinstance(service, dict) and service.get("platform") == "local"
+
+
+def nnictl(*arguments: str, loopback: bool = False) -> str:
+    """Run nnictl of this very Python installation; return what it printed.
+
+    Parameters
+    ----------
+    *arguments
+        Those of nnictl.
+    loopback
+        Whether a manager that it starts may listen on the loopback address only.
+    """
+    folder = str(Path(sys.executable).parent)
+    # Trials are started as `python -m ...`: let that be this Python.
+    path = os.pathsep.join([folder, os.environ.get("PATH", "")])
+    program = shutil.which("nnictl", path=folder)
+    if program is None:
+        raise NniError(f"nnictl is not installed beside {sys.executable}: pip install nni==3.0.")
+    environment = {**os.environ, "PATH": path}
+    if loopback:
+        before = environment.get("NODE_OPTIONS", "")
+        environment["NODE_OPTIONS"] = f'{before} --require "{LOOPBACK}"'.strip()
+    done = subprocess.run(
+        [program, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+        start_new_session=True,  # Ctrl-C in the terminal is for this process alone
+    )
+    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+
+
+def run_experiment(
+    path: Path,
+    config: SearchConfig,
+    port: int,
+    *,
+    on_start: Callable[[Experiment], object],
+    on_change: Callable[[Search], object],
+    seconds_between: float = 1.0,
+) -> Search:
+    """Run a search through nnictl until it is done; return its state.
+
+    Ctrl-C stops the experiment; what is finished then is in the gallery.
+    """
+    search = Search(config.settings)
+    for tries_left in reversed(range(START_TRIES)):
+        try:
+            with Experiment(path, port) as experiment:
+                on_start(experiment)
+                _follow(experiment, config, search, on_change, seconds_between)
+            break
+        except BusyError:
+            if not tries_left:
+                raise
+        except KeyboardInterrupt:
+            print("Stopped.", file=sys.stderr)
+            break
+    return search
+
+
+def _follow(
+    experiment: Experiment,
+    config: SearchConfig,
+    search: Search,
+    on_change: Callable[[Search], object],
+    seconds_between: float,
+) -> None:
+    """Apply what the journal tells until the experiment is done."""
+    journal: Journal | None = None
+    done, heard = False, time.monotonic()
+    while True:
+        time.sleep(seconds_between)
+        try:
+            done, heard = experiment.status() in ("DONE", "STOPPED"), time.monotonic()
+        except SilentError:
+            if time.monotonic() - heard > SILENCE_SECONDS:
+                raise
+        if journal is None and (config.gallery / "gallery.json").exists():
+            journal = Gallery(config.gallery).journal
+        if journal is not None and (events := journal.read_new()):
+            for event in events:
+                search.apply(event)
+            on_change(search)
+        if done:
+            return
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"

@@ -1,0 +1,319 @@
+"""Our spaces as NNI model spaces, so that every NNI strategy can search in them.
+
+A sample has one entry for each α table: its weak learners, each a list of ``[source, op]``. Random
+search, evolution and Petridish all speak of the same samples, and `GrowableModelSpace.genotype`
+makes a genotype of any of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from nni_petridish.core.genotype import Genotype, Learner, Shortcut
+from nni_petridish.core.grow import sites
+from nni_petridish.core.weak_learner import WeakLearner
+from nni_petridish.errors import ConfigError, GenotypeError, PetridishError
+from nni_petridish.search.settings import check_number
+
+with warnings.catch_warnings():
+    # NNI 3.0 warns about layers of torch that are newer than itself.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch")
+    from nni.mutable import LabeledMutable, SampleMissingError, SampleValidationError
+    from nni.nas.nn.pytorch import ModelSpace
+
+__all__ = ["GrowableModelSpace", "LearnersChoice", "Space", "growable_space", "model_space"]
+
+Sample = dict[str, Any]
+_LEGACY_VALUES = 64
+
+
+class Space(Protocol):
+    """What is needed of a space; `VisionSpace` has it."""
+
+    name: str
+
+    def __hash__(self) -> int: ...
+
+    def seed(self) -> Genotype:
+        """Return the simplest member, where growth starts."""
+        ...
+
+    def build(self, genotype: Genotype) -> nn.Module:
+        """Build a network with fresh weights."""
+        ...
+
+    def check(self, genotype: Genotype) -> Genotype:
+        """Return the genotype if it fits, else raise `GenotypeError`."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return the space as plain data."""
+        ...
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one example, parameters) of a network of this space."""
+        ...
+
+
+class LearnersChoice(LabeledMutable):
+    """The weak learners of one α table; its values are lists of lists of ``[source, op]``.
+
+    Any number of weak learners is a member; random and grid members have a bounded number, since
+    nothing would ever end otherwise.
+
+    Parameters
+    ----------
+    space
+        The space.
+    key
+        The α table; also the label.
+    max_learners, max_shortcuts
+        At most so many weak learners, and shortcuts in each, are drawn at random.
+    """
+
+    def __init__(self, space: Space, key: str, max_learners: int = 3, max_shortcuts: int = 3):
+        self.label = key
+        self.space = space
+        self.max_learners = max_learners
+        self.max_shortcuts = max_shortcuts
+
+    def extra_repr(self) -> str:
+        """Show label and bounds."""
+        return f"{self.label!r}, at most {self.max_learners} x {self.max_shortcuts} at random"
+
+    def grown(self, learners: Sequence[Any]) -> Genotype:
+        """Return the seed grown by these learners of this α table alone."""
+        genotype = self.space.seed()
+        for learner in learners:
+            shortcuts: Learner = tuple((source, op) for source, op in learner)
+            genotype = genotype.grown({self.label: shortcuts})
+        return self.space.check(genotype)
+
+    def check_contains(self, sample: Sample) -> SampleValidationError | None:
+        """Return what is wrong with a sample, None if nothing is."""
+        if self.label not in sample:
+            return SampleMissingError(self.label, list(sample))
+        try:
+            self.grown(sample[self.label])
+        except (PetridishError, TypeError, ValueError) as error:
+            return SampleValidationError(f"{self.label}: {error}")
+        return None
+
+    def freeze(self, sample: Sample) -> list[Any]:
+        """Return the weak learners that a sample has."""
+        self.validate(sample)
+        return list(sample[self.label])
+
+    def default(self, memo: Sample | None = None) -> list[Any]:
+        """Return no weak learner: the seed."""
+        return self._remember(memo, [])
+
+    def random(
+        self, memo: Sample | None = None, random_state: np.random.RandomState | None = None
+    ) -> list[Any]:
+        """Draw a number of weak learners, then of shortcuts, then the shortcuts themselves."""
+        if memo is not None and self.label in memo:
+            return self.freeze(memo)
+        rng = random_state or np.random.RandomState()
+        learners: list[Any] = []
+        for _ in range(rng.randint(self.max_learners + 1)):
+            eligible = _eligible(self.space, self.label, len(learners))
+            if not eligible:  # the space's own limit is reached
+                break
+            count = 1 + rng.randint(min(self.max_shortcuts, len(eligible)))
+            chosen = rng.permutation(len(eligible))[:count]
+            learners.append([list(eligible[i]) for i in chosen])
+        return self._remember(memo, learners)
+
+    def grid(self, memo: Sample | None = None, granularity: int | None = None) -> Iterator[Any]:
+        """Go through all members within the bounds, those of few weak learners first.
+
+        With a granularity, members have at most so many shortcuts in all.
+        """
+        if memo is not None and self.label in memo:
+            yield self.freeze(memo)
+            return
+        memo = {} if memo is None else memo
+        everything = self.max_learners * self.max_shortcuts
+        shortcuts = everything if granularity is None else min(granularity, everything)
+        for length in range(min(self.max_learners, shortcuts) + 1):
+            for learners in self._all(length, [], shortcuts):
+                memo[self.label] = learners
+                yield learners
+        del memo[self.label]
+
+    def as_legacy_dict(self) -> dict[str, Any]:
+        """Describe the choice for the web UI, and for tuners that know finite choices only.
+
+        Those get the seed and members drawn at random, the same ones every time.
+        """
+        rng = np.random.RandomState(0)
+        values: list[Any] = [[]]
+        for _ in range(_LEGACY_VALUES):
+            learners = self.random(random_state=rng)
+            if learners not in values:
+                values.append(learners)
+        return {"_type": "choice", "_value": values}
+
+    def _remember(self, memo: Sample | None, learners: list[Any]) -> list[Any]:
+        if memo is None:
+            return learners
+        memo.setdefault(self.label, learners)
+        return self.freeze(memo)
+
+    def _all(self, length: int, learners: list[Any], shortcuts: int) -> Iterator[list[Any]]:
+        if length == len(learners):
+            yield learners
+            return
+        eligible = _eligible(self.space, self.label, len(learners))
+        # Every learner that is still to come needs a shortcut too.
+        most = min(self.max_shortcuts, len(eligible), shortcuts - (length - len(learners) - 1))
+        for count in range(1, most + 1):
+            for chosen in itertools.combinations(eligible, count):
+                grown = [*learners, [list(pair) for pair in chosen]]
+                yield from self._all(length, grown, shortcuts - count)
+
+
+class GrowableModelSpace(ModelSpace):
+    """A space that can grow, for ``NasExperiment(model_space, evaluator, strategy)``.
+
+    Made by `model_space` or `VisionSpace.model_space`. ``freeze(sample)`` builds the network that a
+    sample describes, with fresh weights.
+
+    Parameters
+    ----------
+    space
+        The space.
+    max_learners, max_shortcuts
+        Bounds for what other strategies draw at random; Petridish knows no such bounds.
+    """
+
+    def __init__(self, space: Space, max_learners: int = 3, max_shortcuts: int = 3) -> None:
+        super().__init__()
+        check_number("max_learners", max_learners, 1, whole=True)
+        check_number("max_shortcuts", max_shortcuts, 1, whole=True)
+        self.space = space
+        for key in _shortcuts(space, space.seed()):
+            self.add_mutable(LearnersChoice(space, key, max_learners, max_shortcuts))
+
+    @classmethod
+    def create_fixed_module(
+        cls, sample: Sample, space: Space, *args: Any, **kwargs: Any
+    ) -> nn.Module:
+        """Build the network of a sample; how NNI makes one in a trial."""
+        return space.build(sample_to_genotype(space, sample))
+
+    def freeze(self, sample: Sample) -> nn.Module:
+        """Build the network of a sample."""
+        self.validate(sample)
+        return self.space.build(self.genotype(sample))
+
+    def genotype(self, sample: Sample) -> Genotype:
+        """Return the genotype of a sample, as ``export_top_models(formatter="dict")`` has it."""
+        return sample_to_genotype(self.space, sample)
+
+    def sample(self, genotype: Genotype) -> Sample:
+        """Return the sample of a genotype."""
+        return genotype_to_sample(self.space, genotype)
+
+    def extra_repr(self) -> str:
+        """Show the space."""
+        return repr(self.space)
+
+
+def model_space(space: Space, max_learners: int = 3, max_shortcuts: int = 3) -> GrowableModelSpace:
+    """Wrap a space for NNI.
+
+    Examples
+    --------
+    >>> from search_spaces import VisionSpace
+    >>> space = model_space(VisionSpace((1, 8, 8), 10, cells_per_stage=1, filters=4, stages=2))
+    >>> space.genotype({"normal": [[["prev", "identity"]]], "reduce": []}).growths
+    1
+    """
+    return GrowableModelSpace(space, max_learners=max_learners, max_shortcuts=max_shortcuts)
+
+
+def growable_space(executable: Any, settled: Mapping[str, Any] | None = None) -> Space:
+    """Return the space inside what NNI hands to a strategy: ours, or one of NNI's own making.
+
+    Raises
+    ------
+    ConfigError
+        If it is none that can grow.
+    """
+    # Format "raw" has the space itself, "simplified" how to make it.
+    model: Any = getattr(executable, "model_space", None) or getattr(executable, "model", None)
+    found = getattr(model, "trace_symbol", None)
+    if not (isinstance(found, type) and issubclass(found, ModelSpace)):
+        raise ConfigError(
+            "Petridish needs a model space of nni.nas.nn.pytorch, in NNI's format simplified or"
+            f" raw, but got {executable!r}."
+        )
+    args, kwargs = tuple(model.trace_args), dict(model.trace_kwargs)
+    if not issubclass(found, GrowableModelSpace):
+        from nni_petridish.nni_adapter.user_spaces import ForeignSpace
+
+        return ForeignSpace(found, args, kwargs, dict(settled or {}))
+    if settled:
+        raise ConfigError(
+            f"settled is for spaces of NNI's cells and choices only, not for {found.__name__}."
+        )
+    space: Space = kwargs.get("space") or args[0]
+    return space
+
+
+def sample_to_genotype(space: Space, sample: Mapping[str, Any]) -> Genotype:
+    """Grow the seed by all weak learners of a sample."""
+    genotype = space.seed()
+    for key in _shortcuts(space, genotype):
+        for learner in sample[key]:
+            genotype = genotype.grown({key: tuple((source, op) for source, op in learner)})
+    return space.check(genotype)
+
+
+def genotype_to_sample(space: Space, genotype: Genotype) -> Sample:
+    """Return the sample that describes a genotype."""
+    sample: Sample = {}
+    for site in sites(_outline(space, genotype)):
+        finished = [learner for learner in site.learners if isinstance(learner, WeakLearner)]
+        sample[site.key] = [[list(pair) for pair in learner.shortcuts] for learner in finished]
+    if sample_to_genotype(space, sample) != genotype:
+        raise GenotypeError(f"this genotype is not the seed with weak learners: {genotype!r}.")
+    return sample
+
+
+def to_sample(space: Any, genotype: Genotype) -> Sample:
+    """Return the sample of a genotype of any space that can grow."""
+    if hasattr(space, "sample"):
+        own: Sample = space.sample(genotype)
+        return own
+    return genotype_to_sample(space, genotype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _eligible(space: Space, key: str, count: int) -> list[Shortcut]:
+    """Return the candidates of an α table after so many weak learners, whichever they are."""
+    genotype = space.seed()
+    for _ in range(count):
+        genotype = genotype.grown({key: tuple(_shortcuts(space, genotype)[key][:1])})
+    return _shortcuts(space, genotype)[key]
+
+
+@functools.lru_cache(maxsize=1024)
+def _shortcuts(space: Space, genotype: Genotype) -> dict[str, list[Shortcut]]:
+    """Return the candidate shortcuts of every α table."""
+    return {site.key: site.eligible_shortcuts() for site in sites(_outline(space, genotype))}
+
+
+def _outline(space: Space, genotype: Genotype) -> nn.Module:
+    with torch.device("meta"):  # modules without memory: only their structure is of interest
+        return space.build(genotype)

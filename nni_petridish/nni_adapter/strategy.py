@@ -1,0 +1,399 @@
+"""Petridish as an NNI strategy: ``NasExperiment(space, evaluator, Petridish(...))``.
+
+The strategy only carries messages: what to do next is decided by the `Coordinator`, growths are
+carried out by `work_on` in the trials, and the gallery remembers everything. NNI's own
+checkpoint holds nothing that is not there too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.errors import ConfigError, SearchError
+from nni_petridish.nni_adapter.engine import (
+    Roll,
+    engine_concurrency,
+    engine_machines,
+    is_over,
+    is_sequential,
+    run_in_process_by_default,
+    skip_foreign_commands,
+)
+from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator, trained_network
+from nni_petridish.nni_adapter.evaluators.lengths import check_evaluator, own_epochs
+from nni_petridish.nni_adapter.evaluators.task import Metric
+from nni_petridish.nni_adapter.space import Space, growable_space, to_sample
+from nni_petridish.registry import kind_of
+from nni_petridish.running.config import usual_settings
+from nni_petridish.running.coordinator import Coordinator
+from nni_petridish.running.growth import PHASES
+from nni_petridish.running.process import per_machine
+from nni_petridish.running.warm_start import find_start, identity_of, read_start
+from nni_petridish.running.worker import describe_failure
+from nni_petridish.search.ranges import RANGED, Range, make_chooser, split_ranges
+from nni_petridish.search.records import Done, Growth, ModelRecord
+from nni_petridish.search.search import Chooser, Search
+from nni_petridish.search.settings import Limits, Plan, SearchSettings, check_number
+from nni_petridish.search_gallery import open_gallery
+
+# After ours, which know how to import NNI's NAS without its warnings.
+from nni.common.serializer import SerializableObject  # isort: skip
+from nni.nas.space import ModelStatus, SimplifiedModelSpace  # isort: skip
+from nni.nas.strategy import Strategy  # isort: skip
+
+__all__ = ["Petridish"]
+
+_log = logging.getLogger("nni.petridish")  # NNI prints and keeps what is logged below its name
+_POLL_SECONDS = 1.0
+
+
+class Petridish(Strategy):
+    """Forward search by growing, for `nni.nas.experiment.NasExperiment`.
+
+    It searches our own spaces, those of ``nni.nas.hub`` and a user's own that are made of NNI's
+    cells and choices. An experiment without a configuration runs in this process.
+
+    Parameters
+    ----------
+    gallery
+        Folder for all models, their weights and the journal; shared with the trials. A gallery that
+        holds an earlier part of the same search is continued.
+    l1, i_max
+        λ and I_max: numbers, or ranges such as ``{"low": 1e-5, "high": 0.1}``. With a range every
+        growth asks Optuna for its own, see `OptunaChooser`. By default those of the kind of space:
+        0.001 and 3, for recurrent cells 0.01 and 1.
+    seed
+        Decides every random choice of the search.
+    seeds
+        Number of seed models.
+    tolerance
+        Relative width of the band above the hull whose models may be parents too.
+    max_models, max_growths, max_multiply_adds, max_parameters, max_epochs, max_seconds
+        Where the search stops, see `Limits`. The experiment's own limits hold as well.
+    seed_epochs, weak_epochs, final_epochs
+        Epochs of a seed model, of weak learning, and after finalising; by default what the
+        evaluator trains.
+    seed_evaluator, weak_evaluator, final_evaluator
+        An evaluator for one phase, in place of the experiment's.
+    l1_schedule, weak_learning
+        Variants of weak learning, see `Plan`.
+    metric, optimize, error
+        Which of the reported numbers to go by and how it becomes an error, see `Metric`. By
+        default, error = 1 − the reported accuracy; what NNI's Regression reports is minimised.
+    chooser
+        Chooses λ and I_max of each growth in place of `l1` and `i_max`, which then are numbers.
+    start, start_model
+        For our own spaces: a gallery or an exported file, and the id of a model in it (by default
+        the most accurate), to start from in place of the seed. See ``docs/guide/models.md``.
+    settled
+        For spaces of NNI's cells and choices: a sample, or a part of one, that does not grow. The
+        rest starts as simple as it can be. See ``docs/guide/drop-in.md``.
+
+    Examples
+    --------
+    ::
+
+        space = VisionSpace((1, 8, 8), num_classes=10).model_space()
+        strategy = Petridish("gallery", max_models=10, weak_epochs=2)
+        experiment = NasExperiment(space, evaluator, strategy)
+        experiment.run()
+        experiment.export_top_models(formatter="instance")  # trained networks
+    """
+
+    in_process_by_default = True
+
+    def __init__(
+        self,
+        gallery: str | os.PathLike[str],
+        *,
+        l1: float | Mapping[str, float] | None = None,
+        i_max: int | Mapping[str, int] | None = None,
+        seed: int = 0,
+        seeds: int = 1,
+        tolerance: float = 0.0,
+        max_models: int | None = None,
+        max_growths: int | None = None,
+        max_multiply_adds: float | None = None,
+        max_parameters: float | None = None,
+        max_epochs: int | None = None,
+        max_seconds: float | None = None,
+        seed_epochs: int | None = None,
+        weak_epochs: int | None = None,
+        final_epochs: int | None = None,
+        seed_evaluator: Any = None,
+        weak_evaluator: Any = None,
+        final_evaluator: Any = None,
+        l1_schedule: str = "constant",
+        weak_learning: str = "isolated",
+        metric: str = "default",
+        optimize: str = "auto",
+        error: Callable[[float], float] | None = None,
+        chooser: Chooser | None = None,
+        start: str | os.PathLike[str] | None = None,
+        start_model: str | None = None,
+        settled: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(gallery, str | os.PathLike):
+            raise ConfigError(f"gallery must be a folder but got {gallery!r}.")
+        # Trials may have another working directory.
+        self.folder = Path(gallery).expanduser().absolute()
+        given = locals()
+        # What is not given is decided by the kind of the space, which is known only later.
+        self._search: dict[str, Any] = {
+            name: given[name]
+            for name in ("l1", "i_max", "seed", "seeds", "tolerance")
+            if given[name] is not None
+        }
+        search, ranges = split_ranges(self._search)
+        if ranges and chooser is not None:
+            names = " and ".join(ranges)
+            raise ConfigError(f"{names} must not be a range where a chooser is given.")
+        self._limits = Limits(**{field.name: given[field.name] for field in fields(Limits)})
+        self._variants: dict[str, Any] = {
+            "l1_schedule": l1_schedule,
+            "weak_learning": weak_learning,
+        }
+        self._epochs = {phase: given[f"{phase}_epochs"] for phase in PHASES}
+        self._own_evaluators = {phase: given[f"{phase}_evaluator"] for phase in PHASES}
+        self._metric = Metric(metric, optimize, error)
+        self._chooser = chooser
+        self._settled = settled
+        if settled is not None and not isinstance(settled, Mapping):
+            raise ConfigError(f"settled must be labels and their values but got {settled!r}.")
+        # All that can be wrong is told here, before the experiment starts anything.
+        SearchSettings(**search, limits=self._limits)
+        for phase, epochs in self._epochs.items():
+            if epochs is not None:
+                check_number(f"{phase}_epochs", epochs, 1, whole=True)
+        Plan(**self._variants)
+        self._start = None if start is None else Path(start).expanduser().absolute()
+        self._start_model = start_model
+        self._ready: _Ready | None = None
+        skip_foreign_commands()
+        run_in_process_by_default()
+
+    def extra_repr(self) -> str:
+        """Show the gallery and λ, I_max as they were given."""
+        given = [f"{name}={self._search[name]}" for name in RANGED if name in self._search]
+        return ", ".join([repr(str(self.folder)), *given])
+
+    # Results.
+
+    def models(self) -> list[ModelRecord]:
+        """Return all finished models of the gallery, the oldest first."""
+        return self._replayed().models()
+
+    def hull(self) -> list[ModelRecord]:
+        """Return the models on the hull, from the cheapest to the most accurate."""
+        return self._replayed().hull()
+
+    def list_models(self, sort: bool = True, limit: int | None = None) -> Iterator[Any]:
+        """List the models of the gallery, those of earlier runs included.
+
+        Parameters
+        ----------
+        sort
+            Whether to begin with the most accurate, and to leave out those without an error;
+            otherwise the oldest is first.
+        limit
+            At most so many.
+
+        Returns
+        -------
+        Iterator
+            Of models as NNI knows them: ``sample`` is the genotype, and ``executable_model()``
+            loads the network with its trained weights.
+        """
+        models = self.models()
+        if sort:
+            models = [model for model in models if model.error == model.error]
+            models.sort(key=lambda model: (model.error, model.multiply_adds))
+            if limit is not None and limit > len(models):
+                _log.warning("%d models were asked for but there are %d.", limit, len(models))
+        yield from map(self._nni_model, models[:limit])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the state is: in the gallery."""
+        return {"gallery": str(self.folder)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Check that it is the same gallery; all else is read from it."""
+        if state_dict["gallery"] != str(self.folder):
+            raise ConfigError(
+                f"gallery must be that of the resumed experiment, {state_dict['gallery']!r}, but"
+                f" got {str(self.folder)!r}."
+            )
+
+    # How it runs.
+
+    def _initialize(self, model_space: Any, engine: Any) -> Any:
+        self._ready = _Ready(self, model_space)
+        return model_space
+
+    def _run(self) -> None:
+        ready = self._prepared()
+        roll = Roll(self.engine)
+        try:
+            with Coordinator(ready.gallery, ready.settings, ready.chooser) as coordinator:
+                adopted = roll.adopt(coordinator.search.running())
+                for growth in coordinator.search.running():
+                    if growth.id not in adopted:
+                        coordinator.release(growth.id)
+                reason = self._search_on(coordinator, roll)
+                _log.info("The search is done: %s.", reason)
+                for id, why in coordinator.search.dropped().items():
+                    _log.warning("%s was given up: %s", id, why)
+                if not coordinator.search.models():
+                    raise SearchError(f"the search ended without a model: {reason}.")
+        finally:
+            roll.close()
+
+    def _search_on(self, coordinator: Coordinator, roll: Roll) -> str:
+        while True:
+            for id in coordinator.sync():
+                _log.info("%s is in the gallery.", id)
+            for growth in roll.lost(coordinator.search.running()):
+                _log.warning("%s failed: its trial ended without a result.", growth.id)
+                coordinator.fail(growth.id, "its trial ended without a result", growth.attempt)
+            if not self.engine.budget_available():  # raises if NNI's manager is gone
+                if not roll.trials or is_over(self.engine):
+                    return "the experiment's budget is used up"
+            elif roll.has_room():
+                answer = coordinator.ask()
+                if isinstance(answer, Done):
+                    return answer.reason
+                if isinstance(answer, Growth):
+                    self._submit(answer, roll)
+                    continue
+            roll.wait(_POLL_SECONDS)
+
+    def _submit(self, growth: Growth, roll: Roll) -> None:
+        ready = self._prepared()
+        model = self.model_space.freeze(ready.sample(growth.parent))
+        model.evaluator = GrowthEvaluator(
+            growth,
+            ready.space,
+            ready.evaluators,
+            str(self.folder),
+            ready.plan,
+            self._metric,
+            self._at_once(growth),
+            ready.start,
+        )
+        roll.add(growth, model)
+        try:
+            self.engine.submit_models(model)
+        except Exception as error:
+            if not is_sequential(self.engine):
+                raise
+            _log.warning("%s failed: %s", growth.id, describe_failure(error))
+
+    def _at_once(self, growth: Growth) -> int | None:
+        """Return how many growths share a machine; None in this process, whose user decides."""
+        concurrency = engine_concurrency(self.engine)
+        if concurrency is None:
+            return None
+        seeds = self._prepared().settings.seeds
+        is_seed = growth.parent is None
+        return per_machine(is_seed, seeds, concurrency, engine_machines(self.engine))
+
+    def _nni_model(self, record: ModelRecord) -> Any:
+        ready = self._prepared()
+        weights = SerializableObject(
+            trained_network,
+            [],
+            {"space": ready.space, "gallery": str(self.folder), "id": record.id},
+        )
+        model = SimplifiedModelSpace(weights, {}, self.model_space.evaluator)
+        model.sample = ready.sample(record.id)
+        model.status = ModelStatus.Trained
+        metrics = record.outcome.metrics
+        model.metrics.final = metrics.get("metric", metrics.get("accuracy"))
+        return model
+
+    def _replayed(self) -> Search:
+        ready = self._prepared()
+        return Search.replay(ready.settings, ready.gallery.journal.read_all())
+
+    def _prepared(self) -> _Ready:
+        if self._ready is None:
+            raise SearchError("the strategy has no space yet: run its experiment first.")
+        return self._ready
+
+
+class _Ready:
+    """What a strategy knows once it has a space and an evaluator."""
+
+    def __init__(self, strategy: Petridish, model_space: Any) -> None:
+        self.space = growable_space(model_space, strategy._settled)
+        search, ranges = _with_defaults(strategy, self.space)
+        self.evaluators = {
+            phase: model_space.evaluator if evaluator is None else evaluator
+            for phase, evaluator in strategy._own_evaluators.items()
+        }
+        for phase, evaluator in self.evaluators.items():
+            check_evaluator(phase, evaluator, strategy._epochs[phase])
+        epochs: dict[str, Any] = {
+            f"{phase}_epochs": strategy._epochs[phase] or own_epochs(evaluator)
+            for phase, evaluator in self.evaluators.items()
+        }
+        self.plan = Plan(**epochs, **strategy._variants)
+        self.settings = SearchSettings(**search, limits=strategy._limits, **epochs)
+        # As in `SearchConfig.identity`: a range takes the place of its number.
+        ranged = {name: asdict(range) for name, range in ranges.items()}
+        described = {"space": self.space.name, **self.space.describe()}
+        self.start: dict[str, Any] | None = None
+        self.seed: Genotype = self.space.seed()
+        if strategy._start is not None:
+            self.start = find_start(strategy._start, strategy._start_model, described)
+            self.seed = read_start(self.start).genotype
+        self.gallery = open_gallery(
+            strategy.folder,
+            described,
+            {
+                **self.settings.identity(),
+                **strategy._variants,
+                **ranged,
+                **identity_of(self.start),
+            },
+        )
+        chooser = make_chooser(ranges, self.settings, self.gallery.journal.read_all)
+        self.chooser = chooser or strategy._chooser
+
+    def sample(self, id: str | None) -> dict[str, Any]:
+        """Return the sample of a model of the gallery; of the seed for None."""
+        if id is None:
+            return to_sample(self.space, self.seed)
+        document = self.gallery.load_documents(id)["genotype"]
+        return to_sample(self.space, Genotype.from_dict(document))
+
+
+def _with_defaults(strategy: Petridish, space: Space) -> tuple[dict[str, Any], dict[str, Range]]:
+    """Return the settings of the search in a space, and the ranges among them."""
+    if space.name == "nni":
+        _check_foreign(strategy)
+        return split_ranges(strategy._search)
+    described = {"space": space.name}
+    arguments = kind_of(described).with_defaults(strategy._search)
+    return split_ranges(arguments, usual_settings(described))
+
+
+def _check_foreign(strategy: Petridish) -> None:
+    weak_learning = strategy._variants["weak_learning"]
+    if weak_learning != "isolated":
+        raise ConfigError(
+            "weak_learning must be isolated for spaces of NNI's cells and choices but got"
+            f" {weak_learning!r}."
+        )
+    if strategy._start is not None:
+        raise ConfigError(
+            "start must not be given for spaces of NNI's cells and choices, which start from what"
+            f" settled says, but got {str(strategy._start)!r}."
+        )

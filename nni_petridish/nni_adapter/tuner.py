@@ -1,0 +1,266 @@
+"""The nnictl front: `PetridishTuner` hands growths to NNI's trials.
+
+This module imports no torch: NNI gives a tuner ten seconds to connect. The journal of the gallery
+is what counts; metrics and ends of trials that NNI tells are only reasons to read it, because NNI
+may tell them of the wrong trial.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from nni import NoMoreTrialError
+from nni.tuner import Tuner
+
+from nni_petridish.errors import GalleryError, PetridishError
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.nni_adapter.trial import parameters_of
+from nni_petridish.running.config import SearchConfig
+from nni_petridish.running.coordinator import Coordinator
+from nni_petridish.running.worker import PulseWatch, describe_failure
+from nni_petridish.search.records import Done, Growth
+
+_log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.0
+CLAIM_SECONDS = 20.0
+
+Send = Callable[[int, dict[str, Any]], None]
+
+
+class PetridishTuner(Tuner):
+    """NNI's side of a Petridish search; see ``configs/petridish.yml`` for its arguments."""
+
+    def __init__(self, **class_args: Any) -> None:
+        self._class_args = class_args
+        self._experiment = experiment_parameters()
+        self._coordinator: Coordinator | None = None
+        self._resumed = False
+        self._waiting: deque[int] = deque()
+        self._handed_out: dict[int, Growth] = {}
+        self._lost: set[tuple[str, int]] = set()
+        self._send: Send = lambda parameter_id, parameters: None
+        self._mutex = threading.RLock()
+        self._finished = False
+        self._ended = False
+        self._manager = find_manager()
+
+    # What NNI calls.
+
+    def update_search_space(self, search_space: dict[str, Any]) -> None:
+        """Start the search: this is the first thing that NNI tells."""
+        if self._coordinator is not None:
+            _log.warning("the search space of a running search cannot change: ignored.")
+            return
+        with _or_exit():
+            self._start(search_space)
+        threading.Thread(target=self._check_for_ever, name="petridish", daemon=True).start()
+
+    def generate_multiple_parameters(
+        self, parameter_id_list: list[int], **kwargs: Any
+    ) -> list[dict[str, Any]]:
+        """Return growths for as many of the ids as there are; the others get theirs later."""
+        with self._mutex:
+            self._send = kwargs.get("st_callback", self._send)
+            self._waiting.extend(parameter_id_list)
+            return [parameters for _, parameters in self._hand_out()]
+
+    def generate_parameters(self, parameter_id: int, **kwargs: Any) -> dict[str, Any]:
+        """Return one growth; NNI itself asks for several at a time."""
+        parameters = self.generate_multiple_parameters([parameter_id], **kwargs)
+        if not parameters:
+            raise NoMoreTrialError("no growth is ready")
+        return parameters[0]
+
+    def receive_trial_result(
+        self, parameter_id: int, parameters: Any, value: Any, **kwargs: Any
+    ) -> None:
+        """Look into the journal: a model may have come."""
+        self._pump()
+
+    def trial_end(self, parameter_id: int, success: bool, **kwargs: Any) -> None:
+        """Look into the journal, and after the trial's growth if it is not there."""
+        with self._mutex:
+            growth = self._handed_out.get(parameter_id)
+            if growth is not None and self._coordinator is not None:
+                self._watch.suspect(growth)
+        self._pump()
+
+    def load_checkpoint(self) -> None:
+        """Take note that NNI resumes an experiment; what there is to load is in the gallery."""
+        self._resumed = True
+
+    def import_data(self, data: Any) -> None:
+        """Ignore results that NNI tells after a resume: the journal has them."""
+
+    # How it is done.
+
+    def _start(self, search_space: dict[str, Any]) -> None:
+        self._config = self._read_config(search_space)
+        gallery = self._config.open_gallery()
+        self._watch = PulseWatch(gallery)
+        self._coordinator = self._claim(gallery)
+        if self._resumed:
+            # NNI runs the unfinished trials again by itself; those it does not are noticed.
+            for growth in self._coordinator.search.running():
+                self._watch.suspect(growth)
+        else:
+            self._coordinator.resume()
+
+    def _read_config(self, search_space: dict[str, Any]) -> SearchConfig:
+        tuner = self._experiment.get("tuner") or {}
+        base = Path(tuner.get("codeDirectory") or os.getcwd())
+        config = SearchConfig.from_parts(search_space, self._class_args, base, self._experiment)
+        config.check_gallery()
+        return config
+
+    def _claim(self, gallery: Gallery) -> Coordinator:
+        """Become the gallery's coordinator; a tuner whose manager died needs a moment to go."""
+        deadline = time.monotonic() + CLAIM_SECONDS
+        while True:
+            try:
+                chooser = self._config.make_chooser(gallery)
+                return Coordinator(gallery, self._config.settings, chooser)
+            except GalleryError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    def _hand_out(self) -> list[tuple[int, dict[str, Any]]]:
+        """Take growths for the ids that wait, as long as there are any of both."""
+        coordinator, config = self._coordinator, self._config
+        assert coordinator is not None
+        result = []
+        while self._waiting and len(coordinator.search.running()) < config.concurrency:
+            growth = coordinator.ask()
+            if not isinstance(growth, Growth):
+                if isinstance(growth, Done) and not self._finished:
+                    _log.info("the search is done: %s", growth.reason)
+                    self._finished = True
+                break
+            parameters = parameters_of(
+                growth, str(coordinator.gallery.folder), config.at_once(growth)
+            )
+            parameter_id = self._waiting.popleft()
+            self._handed_out[parameter_id] = growth
+            result.append((parameter_id, parameters))
+        return result
+
+    def _pump(self) -> None:
+        with self._mutex:
+            if self._coordinator is None:
+                return
+            self._coordinator.sync()
+            for growth in self._watch.silent(self._coordinator.search.running()):
+                self._lose(self._coordinator, growth)
+            for parameter_id, parameters in self._hand_out():
+                self._send(parameter_id, parameters)
+
+    def _lose(self, coordinator: Coordinator, growth: Growth) -> None:
+        """Let a growth go on elsewhere from its last checkpoint; a second loss is a failure."""
+        self._watch.forget(growth)
+        key = (growth.id, growth.attempt)
+        if key in self._lost:
+            coordinator.fail(growth.id, "its worker was lost twice", growth.attempt)
+        else:
+            coordinator.release(growth.id)
+        self._lost.add(key)
+
+    def _check_for_ever(self) -> None:
+        """Notice what nobody tells: workers that died, journal lines of other machines, the end."""
+        pause = threading.Event()
+        while not pause.wait(CHECK_SECONDS):
+            try:
+                if self._manager is not None and not self._manager.is_running():
+                    _log.error("nni_petridish: the NNI manager is gone, so is its tuner.")
+                    os._exit(1)  # the gallery is free for the next one
+                self._pump()
+                if self._finished and not self._ended:
+                    self._ended = end_experiment()
+            except Exception:
+                _log.exception("checking the search failed; trying again")
+
+
+@contextmanager
+def _or_exit() -> Iterator[None]:
+    """End this process if the search cannot start, with the reason in one line of NNI's log.
+
+    NNI goes on without a word when a tuner raises here, but calls the experiment failed when its
+    tuner is gone; `nni-petridish run` finds the reason in the log.
+    """
+    try:
+        yield
+    except Exception as error:
+        expected = isinstance(error, PetridishError)
+        _log.error("nni_petridish: %s", describe_failure(error), exc_info=not expected)
+        logging.shutdown()
+        os._exit(1)
+
+
+def experiment_parameters() -> dict[str, Any]:
+    """Return the experiment's configuration, which NNI gives to the process of its tuner."""
+    if "--exp_params" not in sys.argv[:-1]:
+        return {}
+    encoded = sys.argv[sys.argv.index("--exp_params") + 1]
+    return dict(json.loads(base64.b64decode(encoded)))
+
+
+def find_manager() -> psutil.Process | None:
+    """Return the process of the NNI manager that started this one."""
+    try:
+        ancestors = psutil.Process().parents()
+    except psutil.Error:
+        return None
+    return next(filter(_is_manager, ancestors), None)
+
+
+def _is_manager(process: psutil.Process) -> bool:
+    try:
+        return any("nni_node" in word for word in process.cmdline())
+    except psutil.Error:  # another user's, or gone meanwhile
+        return False
+
+
+def end_experiment() -> bool:
+    """Ask the manager to call the experiment done once its trials are.
+
+    A tuner cannot say that by itself; lowering the maximal number of trials to those there are
+    does. If there was nothing to do at all its time is over instead: NNI would not resume an
+    experiment of no trials.
+    """
+    channel = os.environ.get("NNI_TUNER_COMMAND_CHANNEL", "")
+    match = re.fullmatch(r"ws://([^/]+)(/.*)?/tuner", channel)
+    if match is None:
+        return True
+    url = f"http://{match[1]}{match[2] or ''}/api/v1/nni"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{url}/experiment", timeout=10) as answer:
+        profile = json.load(answer)
+    with opener.open(f"{url}/trial-jobs", timeout=10) as answer:
+        trials = len(json.load(answer))
+    if trials:
+        limit, profile["params"]["maxTrialNumber"] = "MAX_TRIAL_NUM", trials
+    else:
+        limit, profile["params"]["maxExperimentDuration"] = "MAX_EXEC_DURATION", "1s"
+    request = urllib.request.Request(
+        f"{url}/experiment?update_type={limit}",
+        json.dumps(profile).encode(),
+        {"Content-Type": "application/json"},
+        method="PUT",
+    )
+    with opener.open(request, timeout=10):
+        return True

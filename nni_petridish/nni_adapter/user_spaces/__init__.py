@@ -1,0 +1,7 @@
+"""Growing in spaces that were made with NNI's own cells and choices."""
+
+from __future__ import annotations
+
+from nni_petridish.nni_adapter.user_spaces.space import ForeignSpace
+
+__all__ = ["ForeignSpace"]

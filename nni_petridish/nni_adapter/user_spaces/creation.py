@@ -1,0 +1,170 @@
+"""Build a network of a space of NNI in NNI's own way, but with sites for what may grow.
+
+Under `model_context`, NNI makes frozen modules in place of its choices, through the class method
+``create_fixed_module``. Here that method is ours for a while, for cells and for choices.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from nni_petridish.errors import GrowthError
+from nni_petridish.nni_adapter.user_spaces.plans import (
+    CellPlan,
+    DepthPlan,
+    InputPlan,
+    LayerPlan,
+    Plan,
+    Sample,
+)
+from nni_petridish.nni_adapter.user_spaces.reading import can_add_inputs, depth_choice
+from nni_petridish.nni_adapter.user_spaces.sites import CellSite, DepthSite, InputSite, LayerSite
+
+with warnings.catch_warnings():
+    # NNI 3.0 warns about layers of torch that are newer than itself.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch")
+    from nni.mutable import Mutable
+    from nni.nas.nn.pytorch import Cell, InputChoice, LayerChoice, Repeat
+    from nni.nas.nn.pytorch.cell import create_cell_op_candidates
+    from nni.nas.nn.pytorch.choice import ChosenInputs
+    from nni.nas.space import model_context
+
+Plans = Mapping[str, Plan]
+
+
+def build_growable(make: Callable[[], nn.Module], plans: Plans, base: Sample) -> nn.Module:
+    """Make a network whose cells and choices, as far as they have plans, are sites.
+
+    Parameters
+    ----------
+    make
+        Makes the user's model space.
+    plans
+        What may grow, by label.
+    base
+        The sample of the network.
+    """
+    ours: dict[Any, Callable[..., nn.Module]] = {
+        Cell: _cell,
+        LayerChoice: _layer,
+        InputChoice: _input,
+        Repeat: _repeat,
+    }
+    with ExitStack() as stack:
+        for kind, create in ours.items():
+            stack.enter_context(_creating(kind, functools.partial(create, plans)))
+        stack.enter_context(model_context(base))
+        return make()
+
+
+@contextmanager
+def _creating(kind: Any, create: Callable[..., Any]) -> Iterator[None]:
+    own = kind.__dict__.get("create_fixed_module")
+
+    def created(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return create(cls, *args, **kwargs)
+
+    kind.create_fixed_module = classmethod(created)
+    try:
+        yield
+    finally:
+        if own is None:
+            del kind.create_fixed_module
+        else:
+            kind.create_fixed_module = own
+
+
+def _cell(plans: Plans, cls: Any, sample: Sample, *args: Any, **kwargs: Any) -> nn.Module:
+    cell = nn.Module.__new__(cls)
+    cell.__init__(*args, **kwargs)
+    plan = plans.get(cell.label)
+    if not isinstance(plan, CellPlan):
+        return cell
+    bound = inspect.signature(cls.__init__).bind(cell, *args, **kwargs)
+    candidates = bound.arguments["op_candidates"]
+
+    return CellSite(plan, cell, _CellOps(candidates, sample))
+
+
+class _CellOps:
+    """Makes NNI's operations for a cell.
+
+    Candidates are usually lambdas, which cannot be pickled. A network that is sent to another
+    process, by ``strategy="ddp_spawn"`` say, trains there as it is and does not need them.
+    """
+
+    def __init__(self, candidates: Any, sample: Sample) -> None:
+        pairs = enumerate(candidates) if isinstance(candidates, list) else candidates.items()
+        self.named = {str(key): op for key, op in pairs}
+        self.sample = sample
+
+    def __call__(self, node: int, slot: int, source: int, name: str) -> nn.Module:
+        if name not in self.named:
+            raise GrowthError("a network of NNI's cells cannot grow once it was pickled.")
+        with model_context(self.sample):  # widths may be choices, with their values in the sample
+            made = create_cell_op_candidates({name: self.named[name]}, node, slot, source)
+        op: nn.Module = made[0][name]
+        return op
+
+    def __deepcopy__(self, memo: object) -> _CellOps:
+        return self  # as functions do
+
+    def __reduce__(self) -> tuple[type[_CellOps], tuple[dict[str, Any], Sample]]:
+        return _CellOps, ({}, self.sample)
+
+
+def _layer(
+    plans: Plans,
+    cls: Any,
+    sample: Sample,
+    candidates: Any,
+    *,
+    weights: Any = None,
+    label: str | None = None,
+) -> nn.Module:
+    names, modules = cls._init_names(candidates)
+    choice = cls._inner_choice(names, weights, label)
+    layers = {str(name): module for name, module in zip(names, modules, strict=True)}
+    plan = plans.get(choice.label)
+    if isinstance(plan, LayerPlan):
+        return LayerSite(plan, layers)
+    return layers[str(choice.freeze(sample))]
+
+
+def _input(
+    plans: Plans,
+    cls: Any,
+    sample: Sample,
+    n_candidates: int,
+    n_chosen: int | None = 1,
+    reduction: str = "sum",
+    *,
+    weights: Any = None,
+    label: str | None = None,
+    **kwargs: Any,
+) -> nn.Module:
+    choice = cls._inner_choice(n_candidates, n_chosen, weights, label)
+    plan = plans.get(choice.label)
+    if isinstance(plan, InputPlan) and can_add_inputs(n_chosen, reduction):
+        return InputSite(plan, as_list=reduction == "none")
+    return ChosenInputs(choice.freeze(sample), reduction=reduction)
+
+
+def _repeat(
+    plans: Plans, cls: Any, sample: Sample, blocks: Any, depth: Any, *, label: str | None = None
+) -> nn.Module:
+    depth = cls._canonicalize_depth(depth, label)
+    choice = depth_choice(depth)
+    plan = plans.get(choice.label) if choice is not None else None
+    if isinstance(plan, DepthPlan):
+        deepest = max(plan.stand_in, *plan.depths, 0)
+        return DepthSite(plan, cls._replicate_and_instantiate(blocks, deepest))
+    frozen = depth.freeze(sample) if isinstance(depth, Mutable) else depth
+    return nn.Sequential(*cls._replicate_and_instantiate(blocks, frozen))

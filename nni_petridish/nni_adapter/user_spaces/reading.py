@@ -1,0 +1,167 @@
+"""Find what may grow in a space of NNI, and the member to start from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from nni_petridish.errors import ConfigError
+from nni_petridish.nni_adapter.user_spaces.plans import (
+    CellPlan,
+    DepthPlan,
+    InputPlan,
+    LayerPlan,
+    Plan,
+    Sample,
+)
+
+with warnings.catch_warnings():
+    # NNI 3.0 warns about layers of torch that are newer than itself.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch")
+    from nni.mutable import Categorical, SampleValidationError
+    from nni.nas.nn.pytorch import Cell, InputChoice, LayerChoice, ModelSpace, Repeat
+
+LOOKED_FOR = (
+    "a Cell, a LayerChoice, an InputChoice of one or of any number of inputs, or a Repeat of"
+    " variable depth (nni.nas.nn.pytorch)"
+)
+_SUMS = ("sum", "mean")
+
+
+def read_plans(space: ModelSpace, settled: Mapping[str, Any]) -> dict[str, Plan]:
+    """Return what may grow, by label; what is ``settled`` may not."""
+    plans: dict[str, Plan] = {}
+    for module in _choices(space):
+        plan = _plan(module, settled)
+        if plan is not None:
+            plans.setdefault(plan.label, plan)
+    if not any(plan.eligible(()) for plan in plans.values()):
+        labels = ", ".join(space.simplify()) or "none"
+        raise ConfigError(
+            f"Petridish found nothing to grow in {type(space).__name__}: it looks for {LOOKED_FOR}"
+            f" that is not settled; the labels of the space are: {labels}."
+        )
+    return plans
+
+
+def read_base(space: ModelSpace, plans: Mapping[str, Plan], settled: Mapping[str, Any]) -> Sample:
+    """Return the sample that growth starts from: what is settled, and else the simplest.
+
+    Choices that cannot grow, such as widths, get NNI's default, their first value.
+    """
+    mutables = space.simplify()
+    for label in settled:
+        if label not in mutables:
+            raise ConfigError(
+                f"settled must have labels of the space, {', '.join(mutables)}, but got {label!r}."
+            )
+    base: Sample = dict(settled)
+    for plan in plans.values():
+        for label, value in _stand_ins(plan).items():
+            base.setdefault(label, value)
+    try:
+        for mutable in mutables.values():
+            mutable.default(base)
+        space.validate(base)
+    except SampleValidationError as problem:
+        reason = " ".join(str(problem).split())
+        raise ConfigError(
+            f"settled must be of the space {type(space).__name__}: {reason}."
+        ) from None
+    return {label: base[label] for label in mutables}
+
+
+def same_creation(kind: type, like: type) -> bool:
+    """Tell whether NNI would make a frozen module of one kind as it makes one of the other."""
+    made, known = kind.create_fixed_module, like.create_fixed_module  # type: ignore[attr-defined]
+    return getattr(made, "__func__", made) is getattr(known, "__func__", known)
+
+
+def depth_choice(depth: Any) -> Any:
+    """Return the choice of a depth if it is one of its own, not computed from others."""
+    return depth if isinstance(depth, Categorical) else None
+
+
+def can_add_inputs(n_chosen: int | None, reduction: str) -> bool:
+    """Tell whether inputs can be added one by one."""
+    return n_chosen == 1 or (n_chosen is None and reduction in _SUMS)
+
+
+def _choices(module: nn.Module) -> Iterator[nn.Module]:
+    """Go through cells and choices; what is inside a cell is the cell's business."""
+    for child in module.children():
+        if isinstance(child, Cell | LayerChoice | InputChoice | Repeat):
+            yield child
+        if not isinstance(child, Cell):
+            yield from _choices(child)
+
+
+def _plan(module: nn.Module, settled: Mapping[str, Any]) -> Plan | None:
+    if isinstance(module, Cell):
+        # Numbers are the names of operations that come from NNI's old, deprecated way to give them.
+        is_old = any(isinstance(name, int) for name in module.ops[0][0].names)
+        return None if is_old else _cell_plan(module, settled)
+    if module.label in settled:
+        return None
+    if isinstance(module, LayerChoice) and same_creation(type(module), LayerChoice):
+        candidates = {str(name): module[name] for name in module.names}
+        simplest = _simplest(candidates)
+        names = {str(name): name for name in module.names}
+        return LayerPlan(module.label, tuple(module.names), names[simplest])
+    if (
+        isinstance(module, InputChoice)
+        and same_creation(type(module), InputChoice)
+        and can_add_inputs(module.n_chosen, module.reduction)
+    ):
+        return InputPlan(module.label, module.n_candidates, module.n_chosen is None, 0)
+    if isinstance(module, Repeat) and same_creation(type(module), Repeat):
+        depth = depth_choice(module.depth_choice)
+        if depth is not None:
+            first, *others = sorted(depth.values)
+            return DepthPlan(depth.label, tuple(others), first)
+    return None
+
+
+def _cell_plan(cell: Any, settled: Mapping[str, Any]) -> CellPlan:
+    labels = tuple(
+        tuple((op.label, chosen.label) for op, chosen in zip(ops, inputs, strict=True))
+        for ops, inputs in zip(cell.ops, cell.inputs, strict=True)
+    )
+    for pair in (pair for node in labels for pair in node):
+        if len([label for label in pair if label in settled]) == 1:
+            raise ConfigError(f"settled must have both or none of {pair[0]!r} and {pair[1]!r}.")
+    slots = tuple(
+        tuple(k for k, (label, _) in enumerate(node) if label not in settled) for node in labels
+    )
+    candidates = {str(name): cell.ops[0][0][name] for name in cell.ops[0][0].names}
+    # The nodes take turns, so that every input is used, and what prepares it is trained. The last
+    # comes first: it is the output of the cell before.
+    inputs, simplest = cell.num_predecessors, _simplest(candidates)
+    stand_ins = tuple((str(inputs - 1 - i % inputs), simplest) for i in range(len(labels)))
+    return CellPlan(cell.label, inputs, tuple(candidates), slots, labels, stand_ins)
+
+
+def _simplest(candidates: Mapping[str, nn.Module]) -> str:
+    """Return the identity if there is one, else what has the fewest parameters."""
+
+    def cost(name: str) -> tuple[bool, int]:
+        op = candidates[name]
+        return not isinstance(op, nn.Identity), sum(p.numel() for p in op.parameters())
+
+    return min(candidates, key=cost)
+
+
+def _stand_ins(plan: Plan) -> Sample:
+    if isinstance(plan, CellPlan):
+        result: Sample = {}
+        for (source, op), labels, slots in zip(
+            plan.stand_ins, plan.labels, plan.slots, strict=True
+        ):
+            for op_label, input_label in (labels[k] for k in slots):
+                result |= {op_label: op, input_label: [int(source)]}
+        return result
+    assert isinstance(plan, LayerPlan | InputPlan | DepthPlan)
+    return {plan.label: [plan.stand_in] if isinstance(plan, InputPlan) else plan.stand_in}

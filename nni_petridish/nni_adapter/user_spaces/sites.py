@@ -1,0 +1,302 @@
+"""NNI's cells and choices as sites x_k.
+
+The value of a site is that of its stand-ins plus Σ η h; what the candidates are is in its plan.
+
+A candidate is normalised while it learns, by the moments of the batch alone, so that |α| compares.
+Since sf hides its value, these moments matter in training only. Once it is selected the norm goes,
+and its scale is kept as a number: what stays is NNI's own operation, in a weighted sum as in NNI's
+own cells. η starts at 0, so no prediction changes.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nni_petridish.core.genotype import Learner, Shortcut
+from nni_petridish.core.weak_learner import Site, WeakLearner
+from nni_petridish.errors import GrowthError
+from nni_petridish.nni_adapter.user_spaces.plans import (
+    IDENTITY,
+    INPUT,
+    CellPlan,
+    DepthPlan,
+    InputPlan,
+    LayerPlan,
+    Plan,
+)
+
+_MOMENTUM = 0.1
+
+
+class Candidate(nn.Module):
+    """An operation with zero mean and unit variance in every channel (dimension 1).
+
+    Parameters
+    ----------
+    op
+        The operation.
+    """
+
+    variance: Tensor
+
+    def __init__(self, op: nn.Module) -> None:
+        super().__init__()
+        self.op = without_inplace(op)
+        self.register_buffer("variance", torch.ones(()))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return norm(op(z))."""
+        u: Tensor = self.op(z)
+        if u.ndim < 2 or u.numel() <= u.shape[1]:
+            return u  # a single number in each channel has no variance
+        if self.training:
+            self._observe(u.detach())
+        return F.batch_norm(u, None, None, training=True)
+
+    @torch.no_grad()
+    def _observe(self, u: Tensor) -> None:
+        others = [d for d in range(u.ndim) if d != 1]
+        self.variance.lerp_(u.float().var(others, correction=0).mean(), _MOMENTUM)
+
+
+class Finished(nn.Module):
+    """What stays of a candidate: the operation, scaled by its last known standard deviation."""
+
+    scale: Tensor
+
+    def __init__(self, candidate: Candidate) -> None:
+        super().__init__()
+        self.op = candidate.op
+        self.register_buffer("scale", (candidate.variance + 1e-5).rsqrt())
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return op(z)/σ."""
+        result: Tensor = self.op(z) * self.scale.to(z.dtype)
+        return result
+
+
+class ForeignSite(Site):
+    """A site that follows a plan.
+
+    Parameters
+    ----------
+    plan
+        How it may grow.
+    sources, op_names
+        As `Site` has them.
+    """
+
+    place: Tensor
+
+    def __init__(self, plan: Plan, sources: Sequence[str], op_names: Sequence[str]) -> None:
+        super().__init__(plan.label, sources, op_names)
+        self.plan = plan
+        self.pool = plan.pool
+        # Knows the device and the precision of a site without parameters.
+        self.register_buffer("place", torch.empty(0), persistent=False)
+
+    def chosen(self) -> list[Learner]:
+        """Return the shortcuts of every finished weak learner."""
+        return [learner.shortcuts for learner in self.finished()]
+
+    def finished(self) -> list[WeakLearner]:
+        """Return the finished weak learners."""
+        return [learner for learner in self.learners if isinstance(learner, WeakLearner)]
+
+    def eligible_shortcuts(self) -> list[Shortcut]:
+        """Return the candidates that the plan has left."""
+        return self.plan.eligible(self.chosen())
+
+    def room(self) -> int:
+        """Return how many shortcuts the next weak learner may have."""
+        return self.plan.room(self.chosen())
+
+    @abstractmethod
+    def make_raw_op(self, source: str, op: str) -> nn.Module:
+        """Make the operation as NNI would."""
+
+    def make_op(self, source: str, op: str) -> nn.Module:
+        """Make a candidate."""
+        return Candidate(self.make_raw_op(source, op))
+
+    def finish_op(self, op: nn.Module) -> nn.Module:
+        """Return the operation without its norm."""
+        assert isinstance(op, Candidate)
+        return Finished(op)
+
+
+class LayerSite(ForeignSite):
+    """A layer to choose; until then the stand-in alone.
+
+    Parameters
+    ----------
+    plan
+        The choice.
+    layers
+        All layers, by name.
+    """
+
+    plan: LayerPlan
+
+    def __init__(self, plan: LayerPlan, layers: Mapping[str, nn.Module]) -> None:
+        super().__init__(plan, [INPUT], [str(name) for name in plan.names])
+        self.stand_in = layers[str(plan.stand_in)]
+        # In a plain dict: layers that are not chosen are no part of the network.
+        self.layers = {name: m for name, m in layers.items() if name != str(plan.stand_in)}
+
+    def make_raw_op(self, source: str, op: str) -> nn.Module:
+        """Return a copy of the layer."""
+        return copy.deepcopy(self.layers[op])
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        """Return the stand-in's output, boosted."""
+        if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
+            raise GrowthError(
+                f"a LayerChoice must have one tensor as its input but {self.key!r} got"
+                f" {len(inputs) + len(options)} arguments; name it in settled to leave it as it is."
+            )
+        (x,) = inputs
+        return self.boost(self.stand_in(x), {INPUT: x})
+
+
+class InputSite(ForeignSite):
+    """Inputs to choose; at first the stand-in alone.
+
+    Parameters
+    ----------
+    plan
+        The choice.
+    as_list
+        Whether the user wants a list, NNI's reduction ``"none"``.
+    """
+
+    plan: InputPlan
+
+    def __init__(self, plan: InputPlan, as_list: bool) -> None:
+        super().__init__(plan, [str(i) for i in range(plan.inputs)], [IDENTITY])
+        self.as_list = as_list
+
+    def make_raw_op(self, source: str, op: str) -> nn.Module:
+        """Take the input as it is."""
+        return nn.Identity()
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor | list[Tensor]:
+        """Return the sum of the inputs that are taken."""
+        named = {str(i): value for i, value in enumerate(inputs)}
+        x_k = self.boost(named[str(self.plan.stand_in)], named)
+        return [x_k] if self.as_list else x_k
+
+
+class DepthSite(ForeignSite):
+    """Blocks in a row; each growth adds blocks at the end.
+
+    Parameters
+    ----------
+    plan
+        The choice.
+    blocks
+        As many as the largest depth needs.
+    """
+
+    plan: DepthPlan
+
+    def __init__(self, plan: DepthPlan, blocks: Sequence[nn.Module]) -> None:
+        super().__init__(plan, [INPUT], [str(depth) for depth in plan.depths])
+        self.stand_in = nn.Sequential(*blocks[: plan.stand_in])
+        # A submodule until `settle`, so that what may grow in the blocks is found.
+        self.further: Any = nn.ModuleList(blocks[plan.stand_in :])
+
+    def settle(self) -> None:
+        """Keep the blocks that are not used yet out of the network."""
+        if isinstance(self.further, nn.ModuleList):
+            blocks = list(self.further)
+            del self.further
+            self.further = blocks
+
+    def make_raw_op(self, source: str, op: str) -> nn.Module:
+        """Return the blocks from the depth reached so far to the given one."""
+        reached = [self.plan.stand_in, *(int(op) for ((_, op),) in self.chosen())][-1]
+        begin, end = reached - self.plan.stand_in, int(op) - self.plan.stand_in
+        return nn.Sequential(*copy.deepcopy(list(self.further)[begin:end]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the first blocks, then each weak learner to what is before it."""
+        x = self.stand_in(x)
+        for learner in self.finished():
+            x = x + learner.eta * learner({INPUT: x}, self.drop)
+        return x if self.weak_learner is None else self.weak_learner(x, {INPUT: x})
+
+
+class CellSite(ForeignSite):
+    """A cell of NNI: weak learners are operators of its nodes.
+
+    Parameters
+    ----------
+    plan
+        The cells of this label.
+    cell
+        NNI's cell of the member that growth starts from.
+    make
+        Makes NNI's operation for ``(node, operator, input, name)``, numbered as NNI does.
+    """
+
+    plan: CellPlan
+
+    def __init__(self, plan: CellPlan, cell: Any, make: Any) -> None:
+        super().__init__(plan, [str(i) for i in range(plan.predecessors)], plan.ops)
+        self.preprocessor, self.postprocessor = cell.preprocessor, cell.postprocessor
+        self.output_node_indices = list(cell.output_node_indices)
+        self.concat_dim = cell.concat_dim
+        self._make = make
+        self.stand_ins = nn.ModuleList()
+        self.stand_in_inputs: list[list[int]] = []
+        for ops, inputs, slots in zip(cell.ops, cell.inputs, plan.slots, strict=True):
+            # What settled gives, else one stand-in: two of the same would only double the scale.
+            given = [k for k in range(len(ops)) if k not in slots] or [0]
+            self.stand_ins.append(nn.ModuleList(without_inplace(ops[k]) for k in given))
+            self.stand_in_inputs.append([inputs[k].chosen[0] for k in given])
+
+    def make_raw_op(self, source: str, op: str) -> nn.Module:
+        """Let NNI's factory make the operation."""
+        place = self.plan.next_place(self.chosen())
+        node = self.plan.predecessors + place.node
+        made: nn.Module = self._make(node, place.slots[0], int(source), op)
+        return made
+
+    def forward(self, *inputs: Any) -> Any:
+        """Compute the nodes one by one, as NNI's cell does."""
+        given = list(inputs[0]) if isinstance(inputs[0], list | tuple) else list(inputs)
+        states: list[Tensor] = list(self.preprocessor(given))
+        places = self.plan.places(self.chosen())
+        growing = self.plan.next_place(self.chosen()).node
+        for node in range(len(self.stand_ins)):
+            x_k = self._stand_in(node, states)
+            named = {str(i): state for i, state in enumerate(states)}
+            for learner, place in zip(self.finished(), places, strict=True):
+                if place.node == node:
+                    x_k = x_k + learner.eta * learner(named, self.drop)
+            if node == growing and self.weak_learner is not None:
+                x_k = self.weak_learner(x_k, named)
+            states.append(x_k)
+        outputs = [states[i] for i in self.output_node_indices]
+        return self.postprocessor(torch.cat(outputs, self.concat_dim), given)
+
+    def _stand_in(self, node: int, states: Sequence[Tensor]) -> Tensor:
+        ops: Any = self.stand_ins[node]
+        values = [op(states[i]) for op, i in zip(ops, self.stand_in_inputs[node], strict=True)]
+        return values[0] if len(values) == 1 else torch.stack(values).sum(0)
+
+
+def without_inplace(op: nn.Module) -> nn.Module:
+    """Keep layers from overwriting their input, which others read too."""
+    for module in op.modules():
+        if getattr(module, "inplace", False) is True:
+            module.inplace = False  # type: ignore[assignment]
+    return op

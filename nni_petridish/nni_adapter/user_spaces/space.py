@@ -1,0 +1,180 @@
+"""A space of NNI's own making, such as those of ``nni.nas.hub``, in which Petridish can grow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from nni_petridish.core.complexity import count_multiply_adds, count_parameters
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.core.grow import lay_out, sites
+from nni_petridish.errors import GenotypeError, TrainingError
+from nni_petridish.nni_adapter.user_spaces.creation import build_growable, model_context
+from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
+from nni_petridish.nni_adapter.user_spaces.plans import Plan, Sample
+from nni_petridish.nni_adapter.user_spaces.reading import read_base, read_plans
+from nni_petridish.nni_adapter.user_spaces.sites import DepthSite, ForeignSite
+from nni_petridish.search.records import plain
+
+_SEEN = "input_seen"
+_DIMENSIONS = 8
+
+
+class _Read(NamedTuple):
+    plans: dict[str, Plan]
+    base: Sample
+    choices: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ForeignSpace:
+    """A user's model space, read for what can grow in it.
+
+    Parameters
+    ----------
+    symbol
+        The class of the model space.
+    args, kwargs
+        Its arguments.
+    settled
+        What is settled from the beginning: labels of the space and their values.
+
+    Raises
+    ------
+    ConfigError
+        If nothing in the space can grow, or ``settled`` is not of the space.
+    """
+
+    symbol: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    settled: Mapping[str, Any] = field(default_factory=dict)
+
+    name = "nni"
+
+    def __post_init__(self) -> None:
+        _ = self._read
+
+    def __reduce__(self) -> Any:
+        return _unread, (self.symbol, self.args, self.kwargs, self.settled)
+
+    def __hash__(self) -> int:
+        return hash(self.symbol)
+
+    @functools.cached_property
+    def _read(self) -> _Read:
+        # The space as NNI makes it, with everything open, is only needed to be read.
+        space = self._make()
+        plans = read_plans(space, self.settled)
+        choices = {label: repr(mutable) for label, mutable in space.simplify().items()}
+        return _Read(plans, read_base(space, plans, self.settled), choices)
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """What may grow, by label."""
+        return self._read.plans
+
+    @property
+    def base(self) -> Sample:
+        """The sample of the member that growth starts from."""
+        return self._read.base
+
+    def seed(self) -> ChoiceGenotype:
+        """Return the architecture in which nothing has grown."""
+        return ChoiceGenotype()
+
+    def build(self, genotype: Genotype) -> nn.Module:
+        """Build a network that can grow, with fresh weights; it is of the user's own class."""
+        own = self.check(genotype)
+        net = build_growable(self._make, self.plans, self.base)
+        done: set[int] = set()
+        # A layer that was chosen may bring cells and choices of its own.
+        while new := [s for s in sites(net) if isinstance(s, ForeignSite) and id(s) not in done]:
+            for site in new:
+                done.add(id(site))
+                for learner in own.learners(site.key):
+                    site.add_learner(learner, "weighted_sum")
+        for module in list(net.modules()):
+            if isinstance(module, DepthSite):
+                module.settle()
+        lay_out(net)  # as whatever grows will be
+        net.register_buffer(_SEEN, torch.zeros(_DIMENSIONS, dtype=torch.int64))
+        net.register_forward_pre_hook(_look_at_input)
+        net.genotype = own  # type: ignore[assignment]
+        return net
+
+    def check(self, genotype: Genotype) -> ChoiceGenotype:
+        """Return the genotype if it fits this space, else raise `GenotypeError`."""
+        if not isinstance(genotype, ChoiceGenotype):
+            kind = getattr(genotype, "space", type(genotype).__name__)
+            raise GenotypeError(f"space: must be nni but got {kind!r}.")
+        for label, learners in genotype.choices.items():
+            if label not in self.plans:
+                known = ", ".join(self.plans)
+                raise GenotypeError(f"choices: must be among {known} but got {label!r}.")
+            plan = self.plans[label]
+            for i, learner in enumerate(learners):
+                before = learners[:i]
+                foreign = set(learner) - set(plan.eligible(before))
+                if foreign or len(learner) > plan.room(before):
+                    raise GenotypeError(f"choices.{label}[{i}]: {learner!r} is not of the space.")
+        return genotype
+
+    def sample(self, genotype: Genotype) -> Sample:
+        """Return NNI's sample of an architecture; the user's space can be frozen with it."""
+        own = self.check(genotype)
+        grown = [plan.sample(own.learners(label)) for label, plan in self.plans.items()]
+        return functools.reduce(lambda a, b: a | b, grown, dict(self.base))
+
+    def frozen(self, genotype: Genotype) -> nn.Module:
+        """Build the network that NNI makes of the sample, with fresh weights."""
+        with model_context(self.sample(genotype)):
+            made: nn.Module = self._make()
+        return made
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one example, parameters) of the network as NNI makes it."""
+        seen = net.get_buffer(_SEEN)
+        kind, count, *shape = seen.tolist()
+        if not count:
+            raise TrainingError(
+                "multiply-adds can be counted for networks whose input is one tensor, but this one"
+                " was trained on something else."
+            )
+        with torch.random.fork_rng(devices=[]):  # weights do not matter here
+            frozen = self.frozen(net.genotype)  # type: ignore[arg-type]
+        dtype = torch.int64 if kind else torch.float32
+        return count_multiply_adds(frozen, shape[: count - 1], dtype), count_parameters(frozen)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what makes this space this one, as plain data."""
+        return {
+            "class": f"{self.symbol.__module__}.{self.symbol.__qualname__}",
+            "choices": self._read.choices,
+            "settled": plain(dict(self.settled)),
+        }
+
+    def _make(self) -> Any:
+        return self.symbol(*self.args, **self.kwargs)
+
+
+def _unread(symbol: Any, args: Any, kwargs: Any, settled: Any) -> ForeignSpace:
+    """Return a space that is read when that is needed: NNI loads parameters that nobody uses."""
+    space = object.__new__(ForeignSpace)
+    space.__dict__.update(symbol=symbol, args=args, kwargs=kwargs, settled=settled)
+    return space
+
+
+def _look_at_input(net: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Remember the shape of an input: the user's data are nobody else's to look at."""
+    x = inputs[0] if len(inputs) == 1 else None
+    looked = getattr(net, "_has_looked", False)  # once: a GPU's buffer is slow to read
+    if isinstance(x, torch.Tensor) and x.ndim <= _DIMENSIONS - 1 and not looked:
+        facts = [int(not x.is_floating_point()), x.ndim, *x.shape[1:]]
+        net.get_buffer(_SEEN)[: len(facts)] = torch.tensor(facts)
+        net._has_looked = True  # type: ignore[assignment]

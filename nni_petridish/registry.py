@@ -1,0 +1,85 @@
+"""The kinds of spaces that a configuration can name, and what each makes of its keys."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from nni_petridish.errors import ConfigError
+from nni_petridish.tasks.measure import Measure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ARGUMENTS = "tuner.classArgs"
+"""Where in a configuration the arguments of a search stand."""
+KINDS = {
+    "vision": "nni_petridish.tasks.vision.kind",
+    "recurrent": "nni_petridish.tasks.language.kind",
+}
+
+
+class Kind(Protocol):
+    """A module that knows one kind of space; only `load_task` may import torch."""
+
+    MEASURE: Measure
+    """The number that a search of this kind minimizes."""
+
+    def read_data(self, data: dict[str, Any], base: Path) -> dict[str, Any]:
+        """Check ``data`` without loading it; folders are relative to ``base``."""
+        ...
+
+    def check_space(self, options: dict[str, Any], data: Mapping[str, Any]) -> None:
+        """Check the options of the space."""
+        ...
+
+    def full_space(self, options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``space`` and all options of the space, defaults and what data decide included."""
+        ...
+
+    def describe_space(self, space: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``space`` and all options; the data are looked at for what is not given."""
+        ...
+
+    def make_space(self, space: Mapping[str, Any]) -> Any:
+        """Return the space that is described by plain data."""
+        ...
+
+    def space_of_weights(
+        self, space: Mapping[str, Any], data: Mapping[str, Any], weights: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return the space with what the data decided, read off the weights of one of its models.
+
+        `KeyError` names the weight that is missing.
+        """
+        ...
+
+    def seed_size(self, space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, int]:
+        """Return (multiply-adds, parameters) of the seed."""
+        ...
+
+    def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a search with this kind's own λ and I_max if none are given."""
+        ...
+
+    def read_recipe(self, options: dict[str, Any], data: Mapping[str, Any]) -> Any:
+        """Check the changes to the recipe of the data and return it, a dataclass."""
+        ...
+
+    def make_recipe(self, values: Mapping[str, Any]) -> Any:
+        """Return the recipe with these values."""
+        ...
+
+    def load_task(self, space: Mapping[str, Any], data: Mapping[str, Any], recipe: Any) -> Any:
+        """Load the data and make the task, a `nni_petridish.tasks.task.Task`."""
+        ...
+
+
+def kind_of(space: Mapping[str, Any]) -> Kind:
+    """Return the kind of a space that is described by plain data."""
+    name = space.get("space")
+    if name not in KINDS:
+        raise ConfigError(f"searchSpace.space must be one of {', '.join(KINDS)} but got {name!r}.")
+    return cast(Kind, importlib.import_module(KINDS[name]))

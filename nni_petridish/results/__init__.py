@@ -1,0 +1,1 @@
+"""From the hull of a search to a model in hand."""

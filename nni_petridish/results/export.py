@@ -1,0 +1,137 @@
+"""Export of models: one safetensors file for this package, ONNX and torch.export for others."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nni_petridish.errors import ConfigError, DataError, PetridishError
+from nni_petridish.gallery.files import temporary_name
+from nni_petridish.gallery.saved_model import SavedModel, write_model
+from nni_petridish.results.portable import Portable, Runner, make_portable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Result = TypeVar("Result")
+FORMATS = ("state_dict", "onnx", "torch_export")
+TOLERANCE = 1e-4
+"""How far the outputs of an exported file may be from PyTorch's."""
+
+
+def export_model(model: SavedModel, path: Path, format: str, pixels: bool = False) -> None:
+    """Write a model for use elsewhere; the file is complete or not there.
+
+    Parameters
+    ----------
+    model
+        What to export.
+    path
+        The file. One that is there already is refused.
+    format
+        ``state_dict`` (read by `load_model`), ``onnx`` or
+        ``torch_export`` (read by ``torch.export.load``). Both are run, with another batch size, and
+        compared with PyTorch before they are kept.
+    pixels
+        Of ``onnx`` and ``torch_export``: put the normalisation into the network, which then takes
+        pixels from 0 to 255.
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(FORMATS)} but got {format!r}.")
+    if os.path.lexists(path):
+        raise ConfigError(f"{path} is there already: it is not overwritten.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} is not a folder.")
+    if format == "state_dict":
+        if pixels:
+            raise ConfigError("pixels is for onnx and torch_export; a state_dict has no inputs.")
+        _or_one_line(path, lambda: write_model(model, path))
+        return
+    portable = make_portable(model, pixels)
+    # The last extension decides how some readers read it.
+    temporary = temporary_name(path).with_suffix(path.suffix or ".tmp")
+    write = _write_onnx if format == "onnx" else _write_torch_export
+    metadata = _metadata(model)
+    try:
+        worst = portable.distance(_or_one_line(path, lambda: write(portable, temporary, metadata)))
+        if not worst < TOLERANCE:
+            raise PetridishError(
+                f"The exported outputs differ from PyTorch's by {worst:.2g}, more than"
+                f" {TOLERANCE:g}: nothing was written."
+            )
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _or_one_line(path: Path, write: Callable[[], Result]) -> Result:
+    try:
+        return write()
+    except OSError as error:
+        raise ConfigError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def measure_normalisation(config: Any) -> dict[str, list[float]] | None:
+    """Return mean and std of each channel, in pixels; None where the data are not at hand."""
+    try:
+        data = config.load_task().data
+    except (DataError, OSError, AttributeError):  # not here any more, or not images
+        return None
+    return {"mean": data.train.mean.tolist(), "std": data.train.std.tolist()}
+
+
+def _write_onnx(portable: Portable, path: Path, metadata: Mapping[str, str]) -> Runner:
+    import torch
+
+    onnx, onnxruntime, _ = map(_optional, ("onnx", "onnxruntime", "onnxscript"))
+    program = torch.onnx.export(
+        portable.net,
+        portable.inputs(2),
+        dynamo=True,
+        dynamic_shapes=portable.dynamic_shapes(),
+        input_names=list(portable.input_names),
+        output_names=list(portable.output_names),
+        verbose=False,
+    )
+    assert program is not None
+    program.save(str(path), external_data=False)
+    proto = onnx.load(str(path))
+    for key, value in metadata.items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, value
+    onnx.save(proto, str(path))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        named = {k: x.numpy() for k, x in zip(portable.input_names, inputs, strict=True)}
+        return [torch.from_numpy(output) for output in session.run(None, named)]
+
+    return run
+
+
+def _write_torch_export(portable: Portable, path: Path, metadata: Mapping[str, str]) -> Runner:
+    import torch
+
+    shapes = portable.dynamic_shapes()
+    program = torch.export.export(portable.net, portable.inputs(2), dynamic_shapes=shapes)
+    with open(path, "wb") as file:  # a name of its own would have to end in .pt2
+        torch.export.save(program, file, extra_files=dict(metadata))
+    with open(path, "rb") as file:
+        return torch.export.load(file).module()
+
+
+def _optional(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(
+            f"ONNX needs the package {name}, which is missing: pip install 'nni-petridish[export]'."
+        ) from None
+
+
+def _metadata(model: SavedModel) -> dict[str, str]:
+    return {"genotype": model.genotype.to_json(), "facts": json.dumps(model.facts)}

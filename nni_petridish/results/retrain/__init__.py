@@ -1,0 +1,1 @@
+"""Training of a found architecture from scratch."""

@@ -1,0 +1,1 @@
+"""One search, from its configuration file to its last model."""

@@ -1,0 +1,144 @@
+"""One search on one gallery: what every front asks for work.
+
+The coordinator decides, the journal remembers. A growth is handed out only after its line is on the
+disk, and the search is changed only by what is read back from the journal, so whoever replays the
+journal comes to the same state.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from nni_petridish.errors import GalleryError
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.search.events import Event
+from nni_petridish.search.records import Done, Growth, Wait
+from nni_petridish.search.search import Chooser, Search
+from nni_petridish.search.settings import SearchSettings
+
+
+class Coordinator:
+    """The only one that hands out growths of a gallery; safe to call from several threads.
+
+    It claims the gallery until it is closed. A gallery that holds an earlier part of the search is
+    continued: finished models are there at once, and `resume` frees the growths whose workers are
+    gone.
+
+    Parameters
+    ----------
+    gallery
+        Where models and journal are.
+    settings
+        Of the search.
+    chooser
+        Chooses λ and I_max of each growth; the settings' numbers are taken if it is None.
+    clock
+        Seconds, for ``max_seconds``; time spent before an interruption counts too.
+
+    Attributes
+    ----------
+    search
+        The state, to look at; call `sync` before for the latest.
+    """
+
+    def __init__(
+        self,
+        gallery: Gallery,
+        settings: SearchSettings,
+        chooser: Chooser | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.gallery = gallery
+        self.search = Search(settings, chooser, commit=self._write_and_apply)
+        self._journal = type(gallery.journal)(gallery.journal.path)
+        self._mutex = threading.RLock()
+        self._clock = clock
+        self._claim = gallery.lock_coordinator()
+        try:
+            gallery.recover()
+            self.sync()
+        except BaseException:
+            self._claim.release()
+            raise
+        self._started = clock() - self.search.elapsed
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds this search has been running, over all its interruptions."""
+        return self._clock() - self._started
+
+    def sync(self) -> list[str]:
+        """Apply what is new in the journal; return the ids of the models that are new in it."""
+        with self._mutex:
+            events = self._journal.read_new()
+            for event in events:
+                self.search.apply(event)
+            return [event["id"] for event in events if event["event"] == "model"]
+
+    def ask(self) -> Growth | Wait | Done:
+        """Hand out the next growth, if there is one."""
+        with self._mutex:
+            self.sync()
+            return self.search.ask(self.elapsed)
+
+    def fail(self, id: str, reason: str, attempt: int | None = None) -> bool:
+        """Take note that a growth failed, unless its model has arrived; see `Search.fail`."""
+        with self._mutex:
+            self.sync()
+            return self.search.fail(id, reason, attempt)
+
+    def release(self, id: str) -> bool:
+        """Let a running growth whose worker is gone be handed out again, as it was."""
+        with self._mutex:
+            self.sync()
+            return self.search.release(id)
+
+    def quarantine(self, id: str, reason: str) -> bool:
+        """Take a damaged model out of gallery and search."""
+        with self._mutex:
+            moved = self.gallery.quarantine(id, reason)
+            self.sync()
+            return moved
+
+    def resume(self) -> list[str]:
+        """Recover the gallery and release every running growth; return the ids of those.
+
+        For a start after an interruption, when no worker of the earlier run is left.
+        """
+        with self._mutex:
+            self.gallery.recover()
+            self.sync()
+            return [growth.id for growth in self.search.running() if self.release(growth.id)]
+
+    def close(self) -> None:
+        """Give the gallery free for another coordinator."""
+        self._claim.release()
+
+    def _write_and_apply(self, event: Event) -> None:
+        self.gallery.journal.append(event)
+        self.sync()
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def refuse_unless_resuming(folder: Path, search: Search, resume: bool) -> None:
+    """Raise if a gallery holds models of an earlier run that nobody asked to go on with."""
+    models = len(search.models())
+    if models and not resume:
+        raise GalleryError(
+            f"{folder} holds {models} models of this search already:"
+            " add --resume to go on with it, or choose another gallery."
+        )

@@ -1,0 +1,170 @@
+"""Carry out one growth: parent, weak learning, finalising, training, and the model saved.
+
+This is the one function that every front calls. It can be killed at any moment and called again:
+what was trained is taken from its checkpoints, and what is random depends on the growth's seed
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from nni_petridish.core.forecast import add_predictions
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.core.grow import alpha_tables, attach_candidates, can_grow, finalize_candidates
+from nni_petridish.core.l1 import L1Schedule
+from nni_petridish.errors import GalleryError
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.search.records import FULL, Growth, Outcome
+from nni_petridish.search.settings import Plan
+from nni_petridish.tasks.task import Record, Task
+
+PHASES = ("seed", "weak", "final")
+"""Training a seed model; weak learning; training after finalising."""
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Who looks on while a growth is carried out.
+
+    Parameters
+    ----------
+    report
+        Called after every epoch with the phase and the epoch's record.
+    stop
+        Asked before every step; true ends the growth with `Interrupted`.
+    progress
+        Whether to show progress bars.
+    """
+
+    report: Callable[[str, Record], object] = lambda phase, record: None
+    stop: Callable[[], bool] = lambda: False
+    progress: bool = False
+
+
+def run_growth(
+    growth: Growth, task: Task, plan: Plan, gallery: Gallery, watcher: Watcher | None = None
+) -> Outcome:
+    """Carry out a growth and save its model; if it is there already, return its outcome.
+
+    Raises
+    ------
+    PetridishError
+        If it cannot be done: a damaged parent, a loss that is not finite, a request to stop.
+    """
+    if gallery.has_model(growth.id):
+        return Outcome.from_dict(gallery.load_documents(growth.id)["metrics"])
+    work = _Work(growth, task, plan, gallery.work_folder(growth.id, growth.attempt), watcher)
+    net, diary = work.train_seed() if growth.parent is None else work.grow(gallery, growth.parent)
+    outcome = work.measure(net)
+    genotype = net.genotype
+    assert isinstance(genotype, Genotype)
+    documents = {
+        "genotype": genotype.to_dict(),
+        "metrics": outcome.to_dict(),
+        "lineage": growth.to_dict(),
+        "alphas": diary,
+        "history": work.history,
+        "settings": asdict(plan),
+    }
+    gallery.save_model(growth.id, net.state_dict(), documents)
+    gallery.remove_work(growth.id)
+    return outcome
+
+
+def load_network(task: Task, gallery: Gallery, id: str) -> nn.Module:
+    """Build a model of the gallery and give it its weights."""
+    weights, documents = gallery.load_model(id)
+    net = task.build(Genotype.from_dict(documents["genotype"]))
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as error:
+        first = str(error).splitlines()[-1].strip()
+        raise GalleryError(f"The weights of model {id} do not fit its genotype: {first}") from None
+    return net
+
+
+class _Work:
+    """One growth under way."""
+
+    def __init__(
+        self, growth: Growth, task: Task, plan: Plan, folder: Path, watcher: Watcher | None
+    ) -> None:
+        self.growth, self.task, self.plan, self.folder = growth, task, plan, folder
+        self.watcher = watcher or Watcher()
+        self.history: dict[str, list[Record]] = {}
+
+    def train_seed(self) -> tuple[nn.Module, dict[str, Any]]:
+        """Train a seed model: from scratch, or where the task's seed has weights from those."""
+        self._randomise("seed")
+        net = self.task.build(self.task.seed())
+        if self.plan.seed_epochs:
+            self._train(net, "seed", self.plan.seed_epochs)
+        return net, {}
+
+    def grow(self, gallery: Gallery, parent: str) -> tuple[nn.Module, dict[str, Any]]:
+        """Grow the parent by one weak learner per site (Algorithms 1 and 2)."""
+        self._randomise("weak")  # a network may be built with what its candidates start from
+        net = load_network(self.task, gallery, parent)
+        self._randomise("weak")
+        attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
+        self._train(net, "weak", self.plan.weak_epochs)
+        diary = self._predict(net, {"i_max": self.growth.i_max, "tables": alpha_tables(net)})
+        finalize_candidates(net, self.growth.i_max)
+        self._randomise("final")
+        self._train(net, "final", self.plan.final_epochs)
+        return net, diary
+
+    def _predict(self, net: nn.Module, diary: dict[str, Any]) -> dict[str, Any]:
+        """Note in the diary what the candidates promise, where the task can tell."""
+        losses = getattr(self.task, "validation_losses", None)
+        if losses is None or self.plan.weak_learning != "isolated":
+            return diary  # joint weak learning has taken its step already
+        return add_predictions(diary, net, losses)
+
+    def measure(self, net: nn.Module) -> Outcome:
+        """Evaluate on the validation set and count."""
+        metrics: dict[str, Any] = dict(self.task.evaluate(net))
+        if not can_grow(net):
+            metrics[FULL] = True
+        multiply_adds, parameters = self.task.size(net)
+        return Outcome(
+            id=self.growth.id,
+            error=metrics["error"],
+            multiply_adds=multiply_adds,
+            parameters=parameters,
+            epochs=sum(len(records) for records in self.history.values()),
+            metrics=metrics,
+        )
+
+    def _train(self, net: nn.Module, phase: str, epochs: int) -> None:
+        self.history[phase] = self.task.train(
+            net,
+            phase=phase,
+            epochs=epochs,
+            seed=self._seed(phase),
+            label=f"{self.growth.id} {phase}",
+            checkpoint=self.folder / phase,
+            on_epoch=lambda record: self.watcher.report(phase, record),
+            stop=self.watcher.stop,
+            progress=self.watcher.progress,
+        )
+
+    def _l1(self) -> float | L1Schedule:
+        if self.plan.l1_schedule == "constant":
+            return self.growth.l1
+        steps = self.task.steps(self.plan.weak_epochs)
+        return L1Schedule(self.plan.l1_schedule, self.growth.l1, steps)
+
+    def _seed(self, phase: str) -> int:
+        # Growth seeds are below 2³¹; distinct phases of distinct growths get distinct seeds.
+        return self.growth.seed * len(PHASES) + PHASES.index(phase)
+
+    def _randomise(self, phase: str) -> None:
+        torch.manual_seed(self._seed(phase))

@@ -1,0 +1,71 @@
+"""The in-process front: a whole search in this process, without the NNI manager."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from nni_petridish.errors import Interrupted
+from nni_petridish.running.config import SearchConfig
+from nni_petridish.running.coordinator import Coordinator, refuse_unless_resuming
+from nni_petridish.running.growth import Watcher
+from nni_petridish.running.worker import describe_failure, work_on
+from nni_petridish.search.records import Done, Growth
+from nni_petridish.search.search import Search
+
+_log = logging.getLogger(__name__)
+
+Looker = Callable[[Search], object]
+"""Who is shown the state of the search whenever it has changed."""
+
+
+def run_search(
+    config: SearchConfig,
+    *,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    on_change: Looker = lambda search: None,
+) -> Search:
+    """Run a search to its end, one growth after the other, and return its state.
+
+    Parameters
+    ----------
+    config
+        What to search and how.
+    resume
+        Whether to go on with a search that the gallery already holds; without it such a gallery
+        is refused, so that no two searches get mixed by accident.
+    watcher
+        Told of every epoch, and asked whether to stop; a search that is stopped returns what it
+        has, and goes on where it was when it is resumed. (KeyboardInterrupt goes through, so that
+        nobody takes half a search for a whole one; it loses nothing either.)
+    on_change
+        Called with the search after every growth, and at the start.
+    """
+    gallery = config.open_gallery()
+    watcher = watcher or Watcher()
+    make_task = functools.cache(config.load_task)
+    chooser = config.make_chooser(gallery)
+    with Coordinator(gallery, config.settings, chooser) as coordinator:
+        refuse_unless_resuming(config.gallery, coordinator.search, resume)
+        coordinator.resume()
+        on_change(coordinator.search)
+        while isinstance(answer := coordinator.ask(), Growth):
+            try:
+                work_on(answer, gallery, make_task, config.plan, replace(watcher))
+            except Interrupted:
+                break
+            except Exception as error:
+                # It stands in the journal with its reason, and is tried once more.
+                _tell(answer, error)
+            coordinator.sync()
+            on_change(coordinator.search)
+        assert isinstance(answer, Done | Growth)  # nobody else works here, so nothing to wait for
+        coordinator.sync()
+        return coordinator.search
+
+
+def _tell(growth: Growth, error: Exception) -> None:
+    _log.warning("%s failed: %s", growth.id, describe_failure(error))

@@ -1,0 +1,159 @@
+"""Start a search from a model that exists already, instead of the space's seed.
+
+A growth with no parent asks its task for the seed and builds it: a warm task answers with the
+architecture and the weights of a given model. Nothing else of a search has to know. The data may be
+others of the same shape; where the number of classes differs, the head is new.
+
+The model is described by plain data, ``{"from": PATH, "model": ID, "weights": CHECKSUM}``, and
+read when a seed is trained: a search that has its seed needs it no more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.errors import ConfigError, GalleryError, GenotypeError
+from nni_petridish.gallery.saved_model import SavedModel, from_gallery, read_header, read_model
+from nni_petridish.gallery.select import open_search, select_model
+from nni_petridish.registry import KINDS, kind_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from nni_petridish.tasks.task import Task
+
+_HEADS = ("classifier.", "auxiliary.")
+#: What the data decide, and what is for new growths only.
+_MAY_DIFFER = ("image_shape", "num_classes", "vocabulary", "ops", "max_nodes")
+
+
+def warm_start(task: Task, path: str | os.PathLike[str], id: str | None = None) -> Task:
+    """Return the task with a model in place of its seed.
+
+    Parameters
+    ----------
+    task
+        The task of the new search.
+    path
+        A gallery, or a file that ``nni-petridish export --format state_dict`` wrote.
+    id
+        Which model of the gallery; the most accurate by default.
+
+    Raises
+    ------
+    GalleryError
+        If the model is not of the task's space: all but the head must fit.
+    """
+    warm = warm_task(task, {"from": str(path), "model": id})
+    warm.build(warm.seed())  # what does not fit is said now, not by the first worker
+    return warm
+
+
+def warm_task(task: Task, start: Mapping[str, Any]) -> Task:
+    """Return the task with a model in place of its seed, which is read when it is asked for."""
+    return cast("Task", _WarmTask(task, start))
+
+
+def find_start(
+    path: Path, id: str | None, space: Mapping[str, Any], data: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Find the model to start from and check that it fits a search, without torch.
+
+    Parameters
+    ----------
+    path, id
+        See `warm_start`.
+    space, data
+        Of the search: ``space`` (the kind) with the options of the space, and the data.
+    """
+    if path.is_dir():
+        gallery, search = open_search(path)
+        record = select_model(search, id)
+        start: dict[str, Any] = {"from": str(path), "model": record.id}
+        start["weights"] = gallery.checksum(record.id)
+        given = _full(gallery.space, gallery.settings.get("data") or {})
+    elif id is not None:
+        raise GalleryError(f"{path} is not a gallery: a model id means nothing there.")
+    else:
+        header, checksum = read_header(path)
+        start = {"from": str(path), "model": None, "weights": checksum}
+        given = header["space"]
+    _check_space(_full(space, data or {}), given)
+    return start
+
+
+def identity_of(start: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what of a start must not change while a search lasts: not where it lies."""
+    return {} if start is None else {"start": {k: v for k, v in start.items() if k != "from"}}
+
+
+def read_start(start: Mapping[str, Any]) -> SavedModel:
+    """Read the model to start from."""
+    path = Path(start["from"])
+    return from_gallery(path, start["model"]) if path.is_dir() else read_model(path)
+
+
+def _full(space: Mapping[str, Any], data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return all options of a space; of kinds that no configuration names those that are known."""
+    return kind_of(space).full_space(space, data) if space.get("space") in KINDS else space
+
+
+def _check_space(space: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise unless the weights of a model of the given space fit a network of the search's."""
+    for name, value in space.items():
+        if name not in _MAY_DIFFER and given.get(name, value) != value:
+            raise ConfigError(
+                f"the model is of another space: its {name} is {given[name]!r} but the search's"
+                f" {value!r}."
+            )
+    wanted, known = (described.get("image_shape") for described in (space, given))
+    if wanted and known and wanted[0] != known[0]:
+        raise ConfigError(
+            f"the model takes images of {known[0]} channels but the data have {wanted[0]}."
+        )
+
+
+class _WarmTask:
+    def __init__(self, task: Task, start: Mapping[str, Any]) -> None:
+        self._task, self._start = task, dict(start)
+        self._model: SavedModel | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # copies ask for these before there is a task
+        return getattr(self._task, name)
+
+    def seed(self) -> Genotype:
+        """Return the given architecture."""
+        if self._model is None:
+            self._model = read_start(self._start)
+        return self._model.genotype
+
+    def build(self, genotype: Genotype) -> nn.Module:
+        """Build a network: the one to start from with its weights, others with fresh ones."""
+        try:
+            net = self._task.build(genotype)
+        except GenotypeError as error:
+            raise GalleryError(f"The model to start from is of another space: {error}") from None
+        # A growth with a parent never asks for the seed: its weights come from the gallery.
+        if self._model is not None and genotype == self._model.genotype:
+            self._load(net, self._model)
+        return net
+
+    def _load(self, net: nn.Module, model: SavedModel) -> None:
+        own, given = net.state_dict(), model.weights
+        fitting = {k: w for k, w in given.items() if k in own and own[k].shape == w.shape}
+        for name in dict.fromkeys([*own, *given]):
+            if name not in fitting and not name.startswith(_HEADS):
+                sizes = [
+                    list(state[name].shape) if name in state else None for state in (own, given)
+                ]
+                raise GalleryError(
+                    f"The model to start from is of another space: {name} must have the shape"
+                    f" {sizes[0]} but has {sizes[1]}."
+                )
+        net.load_state_dict(fitting, strict=False)

@@ -1,0 +1,197 @@
+"""A worker carries out one growth of a gallery, alone and visibly alive.
+
+Whatever happens is written into the journal: the model, a failure with its reason, or that the
+growth was given back. A worker that is killed writes nothing; its pulse stops instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from nni_petridish.errors import DamagedModelError, GalleryError, Interrupted, Orphaned
+from nni_petridish.gallery.files import ExclusiveLock
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.search.events import fail_event, release_event
+from nni_petridish.search.records import Growth, Outcome
+
+if TYPE_CHECKING:
+    from nni_petridish.running.growth import Watcher
+    from nni_petridish.search.settings import Plan
+    from nni_petridish.tasks.task import Task
+
+_log = logging.getLogger(__name__)
+
+PULSE_SECONDS = 2.0
+LOST_SECONDS = 30.0
+"""Silence after which a worker counts as lost."""
+SUSPECT_SECONDS = 8.0
+"""The same for one that is said to have ended."""
+PULSE_FILE = "pulse"
+LOCK_FILE = "lock"
+
+
+def work_on(
+    growth: Growth, gallery: Gallery, make_task: Callable[[], Task], plan: Plan, watcher: Watcher
+) -> Outcome:
+    """Carry out a growth and journal what became of it.
+
+    Of several workers on the same growth (one may have outlived its manager) one works and the
+    others wait for it.
+
+    Raises
+    ------
+    Interrupted
+        If `watcher.stop` asked for it; the growth is given back.
+    Exception
+        If it failed; the failure is in the journal.
+    """
+    from nni_petridish.running.growth import run_growth
+
+    folder = gallery.work_folder(growth.id, growth.attempt)
+    try:
+        with Pulse(folder), _alone(folder, gallery, growth, watcher.stop):
+            return run_growth(growth, make_task(), plan, gallery, watcher)
+    except (Interrupted, KeyboardInterrupt):
+        gallery.journal.append(release_event(growth.id, growth.attempt))
+        raise
+    except SystemExit:  # Lightning ends its process by itself when that is told to stop
+        if watcher.stop():
+            gallery.journal.append(release_event(growth.id, growth.attempt))
+        raise
+    except Orphaned:
+        raise
+    except DamagedModelError as error:
+        if growth.parent is not None:
+            gallery.quarantine(growth.parent, str(error))
+        gallery.journal.append(fail_event(growth.id, growth.attempt, str(error)))
+        raise
+    except Exception as error:
+        gallery.journal.append(fail_event(growth.id, growth.attempt, describe_failure(error)))
+        raise
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the reason of a failure in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    known = type(error).__module__.startswith("nni_petridish")
+    return text if known else f"{type(error).__name__}: {text}"
+
+
+class Pulse:
+    """A file that is touched every few seconds for as long as its process lives.
+
+    Parameters
+    ----------
+    folder
+        The work folder of the growth.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / PULSE_FILE
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+
+    def _beat(self) -> None:
+        while True:
+            try:
+                self._path.touch()
+            except OSError:
+                return  # the growth is finished and its folder gone
+            if self._end.wait(PULSE_SECONDS):
+                return
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        self._path.unlink(missing_ok=True)
+
+
+class PulseWatch:
+    """Tells which running growths have lost their worker, by the clock of this machine alone.
+
+    Parameters
+    ----------
+    gallery
+        Where the workers work.
+    """
+
+    def __init__(self, gallery: Gallery) -> None:
+        self._folder = gallery.folder / "work"
+        self._seen: dict[tuple[str, int], tuple[float, float]] = {}
+        self._suspects: set[tuple[str, int]] = set()
+
+    def suspect(self, growth: Growth) -> None:
+        """Take note that the worker of a growth is said to have ended."""
+        key = (growth.id, growth.attempt)
+        self._suspects.add(key)
+        self._seen.setdefault(key, (0.0, time.monotonic()))
+
+    def silent(self, growths: list[Growth]) -> list[Growth]:
+        """Return those of the running growths whose worker is lost.
+
+        One that was never seen is not lost, it may be queueing for a machine; unless suspected.
+        """
+        now = time.monotonic()
+        running = {(growth.id, growth.attempt): growth for growth in growths}
+        self._seen = {key: seen for key, seen in self._seen.items() if key in running}
+        self._suspects &= running.keys()
+        return [growth for key, growth in running.items() if self._is_lost(key, now)]
+
+    def forget(self, growth: Growth) -> None:
+        """Start anew with a growth that is handed out again."""
+        self._seen.pop((growth.id, growth.attempt), None)
+        self._suspects.discard((growth.id, growth.attempt))
+
+    def _is_lost(self, key: tuple[str, int], now: float) -> bool:
+        pulse = self._folder / f"{key[0]}-{key[1]:d}" / PULSE_FILE
+        try:
+            touched = pulse.stat().st_mtime
+        except OSError:
+            touched = 0.0
+        if touched and self._seen.get(key, (0.0, 0.0))[0] != touched:
+            self._seen[key] = (touched, now)
+        if key not in self._seen:
+            return False
+        patience = SUSPECT_SECONDS if key in self._suspects else LOST_SECONDS
+        return now - self._seen[key][1] > patience
+
+
+@contextmanager
+def _alone(
+    folder: Path, gallery: Gallery, growth: Growth, stop: Callable[[], bool]
+) -> Iterator[None]:
+    """Wait until no other worker is at this growth, or its model is there."""
+    lock = ExclusiveLock(folder / LOCK_FILE, f"Another worker works in {folder}")
+    told = False
+    while not gallery.has_model(growth.id):  # whoever finishes it removes the folder
+        try:
+            folder.mkdir(exist_ok=True)
+            lock.acquire()
+            break
+        except GalleryError as error:
+            if not told:
+                _log.warning("%s This one waits.", error)
+                told = True
+            if stop():
+                raise Interrupted("stopped while another worker was at the same growth.") from None
+            time.sleep(0.5)
+    try:
+        yield
+    finally:
+        lock.release()

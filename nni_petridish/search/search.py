@@ -1,0 +1,283 @@
+"""The search as an ask/tell state machine: which growth next, and what is known so far.
+
+`Search` trains nothing, reads and writes nothing and has no clock. Whatever happens to it is one
+plain event, and `Ledger.apply` is the only thing that changes it: resuming a search is replaying
+its events.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import chain
+
+from nni_petridish.errors import SearchError
+from nni_petridish.search.events import (
+    Event,
+    ask_event,
+    fail_event,
+    model_event,
+    quarantine_event,
+    release_event,
+)
+from nni_petridish.search.hull import choose_parent
+from nni_petridish.search.records import (
+    FULL,
+    Done,
+    Growth,
+    ModelRecord,
+    Outcome,
+    Wait,
+    growth_id,
+    growth_number,
+)
+from nni_petridish.search.settings import Limits, SearchSettings, check_number
+from nni_petridish.search.state import ATTEMPTS, DROPPED, FINISHED, QUARANTINED, RUNNING, Ledger
+
+__all__ = [
+    "Chooser",
+    "Done",
+    "Event",
+    "Growth",
+    "Limits",
+    "ModelRecord",
+    "Outcome",
+    "Search",
+    "SearchSettings",
+    "Wait",
+]
+
+# Chooses (λ, I_max) for the growth with a given number. It may be called again for the same number
+# if the growth could not be recorded, and is never called in a replay.
+Chooser = Callable[[int], tuple[float, int]]
+
+
+class Search(Ledger):
+    """Forward search over the hull of error and multiply-adds.
+
+    Parameters
+    ----------
+    settings
+        What to search for and where to stop.
+    chooser
+        Chooses λ and I_max of each growth; the settings' numbers are taken if it is None.
+    commit
+        Takes each new event and has to lead to `apply`. A coordinator writes the event to its
+        journal first, and applies what it reads back; by default the event is applied directly.
+
+    Examples
+    --------
+    >>> search = Search(SearchSettings(limits=Limits(max_models=2)))
+    >>> seed = search.ask()
+    >>> search.ask()
+    Wait(reason='no model to grow from is ready')
+    >>> search.tell(Outcome(seed.id, error=0.3, multiply_adds=100, parameters=10))
+    True
+    >>> child = search.ask()
+    >>> child.parent
+    'g00000'
+    >>> search.fail(child.id, "out of memory")
+    True
+    >>> search.ask().attempt
+    2
+    >>> search.tell(Outcome(child.id, error=0.2, multiply_adds=150, parameters=15))
+    True
+    >>> search.ask()
+    Done(reason='max_models=2 is reached')
+    >>> [model.id for model in search.hull()]
+    ['g00000', 'g00001']
+    """
+
+    def __init__(
+        self,
+        settings: SearchSettings,
+        chooser: Chooser | None = None,
+        commit: Callable[[Event], object] | None = None,
+    ) -> None:
+        super().__init__(settings)
+        self._chooser = chooser
+        self._commit = commit or self.apply
+
+    def ask(self, elapsed: float = 0.0) -> Growth | Wait | Done:
+        """Hand out the next growth, if there is one.
+
+        Parameters
+        ----------
+        elapsed
+            Seconds the search has been running, for ``max_seconds``.
+
+        Returns
+        -------
+        Growth, Wait or Done
+            `Wait` as long as a growth is running whose result may change the answer.
+        """
+        answer = self._decide(elapsed)
+        if isinstance(answer, Growth):
+            self._commit(ask_event(answer, elapsed))
+        return answer
+
+    def tell(self, outcome: Outcome) -> bool:
+        """Take the result of a growth, even of one that was given up; False if it is known."""
+        facts = self._asked(outcome.id)
+        if facts.outcome is not None or facts.quarantined is not None:
+            return False
+        assert facts.growth is not None
+        self._commit(model_event(facts.growth, outcome))
+        return True
+
+    def fail(self, id: str, reason: str, attempt: int | None = None) -> bool:
+        """Take note that a growth failed: it is tried once more, then dropped.
+
+        Parameters
+        ----------
+        id
+            The growth.
+        reason
+            Why, in one line.
+        attempt
+            Which attempt failed; the current one if None.
+
+        Returns
+        -------
+        bool
+            False if that changes nothing: the growth is finished, or the attempt is an old one.
+        """
+        facts = self._asked(id)
+        assert facts.growth is not None
+        current = facts.growth.attempt
+        attempt = current if attempt is None else attempt
+        if attempt > current:
+            raise SearchError(f"Attempt {attempt} of {id} failed but only {current} was asked for.")
+        is_over = facts.status in (FINISHED, DROPPED, QUARANTINED)
+        if is_over or attempt < current or attempt in facts.failures:
+            return False
+        self._commit(fail_event(id, attempt, str(reason) or "no reason given"))
+        return True
+
+    def release(self, id: str) -> bool:
+        """Put a running growth back: a later ask hands it out again, same attempt, same seed."""
+        facts = self._asked(id)
+        if facts.status != RUNNING:
+            return False
+        assert facts.growth is not None
+        self._commit(release_event(id, facts.growth.attempt))
+        return True
+
+    def quarantine(self, id: str, reason: str = "damaged") -> bool:
+        """Take a damaged model off the hull for good; its descendants stay."""
+        if self._asked(id).quarantined is not None:
+            return False
+        self._commit(quarantine_event(id, str(reason) or "damaged"))
+        return True
+
+    @classmethod
+    def replay(
+        cls,
+        settings: SearchSettings,
+        events: Iterable[Event],
+        chooser: Chooser | None = None,
+        commit: Callable[[Event], object] | None = None,
+    ) -> Search:
+        """Build the search that these events lead to."""
+        search = cls(settings, chooser, commit)
+        for event in events:
+            search.apply(event)
+        return search
+
+    # How the next growth is decided.
+
+    def _decide(self, elapsed: float) -> Growth | Wait | Done:
+        if self._waiting:
+            again = self._again(min(self._waiting, key=growth_number))
+            return self._unless_limited(again, elapsed)
+        if self._seeds < self.settings.seeds:
+            return self._unless_limited(self._new(None), elapsed)
+        limit = self._limit(self.settings.weak_epochs + self.settings.final_epochs, elapsed)
+        if limit:
+            return self._nothing_now(limit)
+        parents = (id for id in map(growth_id, self._hull.band()) if self._may_grow(id))
+        first = next(parents, None)
+        if first is None:
+            return self._nothing_now(self._why_no_parent())
+        # One generator for each growth: the state of the search holds no hidden random state.
+        rng = random.Random(f"{self.settings.seed}:{self._next_number}")
+        return self._new(choose_parent(chain([first], parents), self._times_chosen, rng))
+
+    def _unless_limited(self, growth: Growth, elapsed: float) -> Growth | Wait | Done:
+        limit = self._limit(self.settings.epochs_of(growth), elapsed)
+        return self._nothing_now(limit) if limit else growth
+
+    def _nothing_now(self, reason: str) -> Wait | Done:
+        return Wait(reason) if self._running else Done(reason)
+
+    def _limit(self, epochs: int, elapsed: float) -> str | None:
+        """Name the limit that forbids to start anything of so many epochs now."""
+        limits = self.settings.limits
+        if limits.max_seconds is not None and elapsed >= limits.max_seconds:
+            return f"max_seconds={limits.max_seconds} is reached"
+        if limits.max_models is not None and self._models + len(self._running) >= limits.max_models:
+            return f"max_models={limits.max_models} is reached"
+        taken = self._spent_epochs + self._running_epochs
+        if limits.max_epochs is not None and taken + epochs > limits.max_epochs:
+            return f"max_epochs={limits.max_epochs} leaves no room: {taken} taken, {epochs} needed"
+        return None
+
+    def _may_grow(self, id: str) -> bool:
+        limits, outcome = self.settings.limits, self._facts[id].outcome
+        assert outcome is not None
+        if outcome.metrics.get(FULL):
+            return False
+        max_multiply_adds = limits.max_multiply_adds
+        if max_multiply_adds is not None and outcome.multiply_adds >= max_multiply_adds:
+            return False
+        if limits.max_parameters is not None and outcome.parameters >= limits.max_parameters:
+            return False
+        if limits.max_growths is not None:
+            return self._depth(id) < limits.max_growths
+        return True
+
+    def _why_no_parent(self) -> str:
+        if self._hull.ids:
+            limits = self.settings.limits
+            names = ("max_multiply_adds", "max_parameters", "max_growths")
+            set_ = [f"{n}={getattr(limits, n)}" for n in names if getattr(limits, n) is not None]
+            if any(model.outcome.metrics.get(FULL) for model in self.hull()):
+                set_.append("the space has no more")
+            return f"no model on the hull may grow further ({', '.join(set_)})"
+        dropped = [] if self._running else list(self.dropped().items())
+        if dropped:
+            return f"no model to grow from: {dropped[-1][0]} failed ({dropped[-1][1]})"
+        return "no model to grow from is ready" if self._running else "no model to grow from"
+
+    def _new(self, parent: str | None) -> Growth:
+        number = self._next_number
+        l1, i_max = self.settings.l1, self.settings.i_max
+        if self._chooser is not None and parent is not None:
+            l1, i_max = self._chooser(number)
+            check_number("l1", l1, 0)
+            check_number("i_max", i_max, 1, whole=True)
+        seed = _random_seed(self.settings.seed, number, attempt=1)
+        return Growth(growth_id(number), parent, seed, l1, i_max, attempt=1)
+
+    def _again(self, id: str) -> Growth:
+        facts = self._facts[id]
+        assert facts.growth is not None
+        if facts.growth.attempt not in facts.failures:
+            return facts.growth
+        attempt = facts.growth.attempt + 1
+        seed = _random_seed(self.settings.seed, growth_number(id), attempt)
+        return replace(facts.growth, attempt=attempt, seed=seed)
+
+
+def _random_seed(search_seed: int, number: int, attempt: int) -> int:
+    """Derive the random seed of a growth, 31 bits wide.
+
+    An odd factor makes this a permutation of the numbers below 2³¹, so two growths or attempts of
+    one search cannot share a seed, as they could if each were hashed on its own.
+    """
+    digest = hashlib.sha256(f"petridish:{search_seed}".encode()).digest()
+    factor = int.from_bytes(digest[:4], "big") | 1
+    offset = int.from_bytes(digest[4:8], "big")
+    return (factor * (ATTEMPTS * number + attempt - 1) + offset) % 2**31

@@ -1,0 +1,163 @@
+"""What a configuration says about ablations: the section ``tuner.classArgs.ablations``.
+
+It stands where the section ``tuning`` stands, for the same reason: the file stays good for a search
+and for nnictl. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from nni_petridish.core.genotype import MERGES
+from nni_petridish.errors import ConfigError
+from nni_petridish.registry import ARGUMENTS
+from nni_petridish.search.checks import mapping, prefix, refuse_unknown
+from nni_petridish.search.settings import check_number
+
+PLACE = f"{ARGUMENTS}.ablations"
+Changes = dict[str, Any]
+"""Settings by dotted names: ``i_max``, ``recipe.lr``, ``searchSpace.mode``, ``final.merge``."""
+JUDGEMENT = ("max_multiply_adds", "final")
+"""What of the section a variant may change: how searches are judged."""
+
+
+@dataclass(frozen=True)
+class Final:
+    """The final training of the model that a search found, see `final_training`.
+
+    Parameters
+    ----------
+    cells_per_stage
+        N; after a macro-search a multiple of the search's, whose cells are repeated.
+    filters
+        F.
+    max_multiply_adds
+        In place of F: as wide as so many multiply-adds allow, so that all variants have the same.
+    epochs
+        How long.
+    limit
+        Train on so many images only; None for all of them, as in the paper.
+    merge
+        op_merge, if it is not to be the search's (CP-end).
+    recipe
+        Changes to the recipe of the search.
+    """
+
+    cells_per_stage: int = 6
+    filters: int | None = None
+    max_multiply_adds: float | None = None
+    epochs: int = 600
+    limit: int | None = None
+    merge: str | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("cells_per_stage", "filters", "epochs", "limit"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1, whole=True)
+        if self.max_multiply_adds is not None:
+            check_number("max_multiply_adds", self.max_multiply_adds, 1)
+            if self.filters is not None:
+                raise ConfigError("filters cannot be given beside max_multiply_adds.")
+        if self.merge is not None and self.merge not in MERGES:
+            raise ConfigError(f"merge must be one of {', '.join(MERGES)} but got {self.merge!r}.")
+
+    @classmethod
+    def read(cls, given: object) -> Final:
+        """Check what a user wrote."""
+        keys = mapping("final", given)
+        refuse_unknown(keys, tuple(f.name for f in fields(cls)), "final.")
+        if "recipe" in keys:
+            mapping("final.recipe", keys["recipe"])
+        with prefix("final."):
+            return cls(**keys)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One comparison.
+
+    Parameters
+    ----------
+    name
+        If it is one of `PAPER`, the paper's numbers stand beside.
+    variants
+        What each variant changes, the changes that all of the table share included.
+    default
+        The variant that changes nothing of its own: the others are compared with it.
+    """
+
+    name: str
+    variants: dict[str, Changes]
+    default: str | None
+
+    @classmethod
+    def read(cls, name: str, given: object) -> Table:
+        """Check what a user wrote."""
+        place = f"tables.{name}"
+        keys = mapping(place, given)
+        refuse_unknown(keys, ("set", "variants"), f"{place}.")
+        common = mapping(f"{place}.set", keys.get("set") or {})
+        listed = mapping(f"{place}.variants", keys.get("variants"))
+        if len(listed) < 2:
+            raise ConfigError(f"{place}.variants must have at least 2 but got {len(listed)}.")
+        own = {
+            str(variant): mapping(f"{place}.variants.{variant}", changes or {})
+            for variant, changes in listed.items()
+        }
+        default = next((variant for variant, changes in own.items() if not changes), None)
+        return cls(name, {v: {**common, **changes} for v, changes in own.items()}, default)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Which searches are compared and how they are judged.
+
+    Parameters
+    ----------
+    folder
+        Where the galleries and the tables go; None for the name of the search's gallery with
+        ``-ablations`` behind.
+    repeats
+        Searches of each variant, with random seeds that follow one another.
+    max_multiply_adds
+        The most accurate model within this limit counts; None for no limit.
+    final
+        How that model is trained in the end; None if its validation error is all.
+    tables
+        The comparisons, by name.
+    """
+
+    folder: str | None = None
+    repeats: int = 3
+    max_multiply_adds: float | None = None
+    final: dict[str, Any] | None = None
+    tables: dict[str, Table] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and not (isinstance(self.folder, str) and self.folder.strip()):
+            raise ConfigError(f"folder must be a text but got {self.folder!r}.")
+        check_number("repeats", self.repeats, 1, whole=True)
+        if self.max_multiply_adds is not None:
+            check_number("max_multiply_adds", self.max_multiply_adds, 1)
+        if self.final is not None:
+            Final.read(self.final)
+
+    @classmethod
+    def read(cls, given: object) -> Section:
+        """Check what a user wrote."""
+        keys = mapping(PLACE, given)
+        refuse_unknown(keys, tuple(f.name for f in fields(cls)), f"{PLACE}.")
+        with prefix(f"{PLACE}."):
+            tables: Mapping[str, Any] = mapping("tables", keys.get("tables"))
+            keys["tables"] = {str(n): Table.read(str(n), table) for n, table in tables.items()}
+            if not keys["tables"]:
+                raise ConfigError("tables must name at least one comparison.")
+            return cls(**keys)
+
+
+def check_ablations(given: object) -> None:
+    """Raise a ConfigError in one line unless the section is well-formed."""
+    Section.read(given)

@@ -1,0 +1,104 @@
+"""The command ``nni-petridish tune``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nni_petridish.running.process import StopOnInterrupt, set_threads
+from nni_petridish.studies.tuning.section import PRUNERS, SAMPLERS
+
+if TYPE_CHECKING:
+    import optuna
+
+    from nni_petridish.studies.tuning.settings import Tuning
+
+RESULTS_FILE = "results.md"
+
+
+def add_tune_command(subparsers: Any) -> None:
+    """Add ``tune`` to the commands."""
+    tune = subparsers.add_parser(
+        "tune", help="tune λ and I_max with Optuna: one trial is one whole search"
+    )
+    tune.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file, see configs/")
+    tune.add_argument("--trials", type=int, metavar="N", help="settings to try, earlier included")
+    tune.add_argument("--storage", metavar="URL", help="a database, or journal:FILE")
+    tune.add_argument("--study", metavar="NAME", help="of the study within the storage")
+    tune.add_argument("--jobs", type=int, default=1, metavar="K", help="processes (default: 1)")
+    tune.add_argument(
+        "--multi-objective",
+        action="store_true",
+        default=None,
+        help="minimise error and multiply-adds, not the error alone",
+    )
+    tune.add_argument("--sampler", metavar="NAME", help=", ".join(SAMPLERS))
+    tune.add_argument("--pruner", metavar="NAME", help=", ".join(PRUNERS))
+    tune.add_argument("--show", action="store_true", help="only show what the study has found")
+    tune.set_defaults(command=_tune)
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from nni_petridish.search.settings import check_number
+    from nni_petridish.studies.tuning.settings import Tuning
+
+    tuning = Tuning.from_yaml(options.config).change(
+        trials=options.trials,
+        storage=options.storage,
+        study=options.study,
+        multi_objective=options.multi_objective,
+        sampler=options.sampler,
+        pruner=options.pruner,
+    )
+    check_number("--jobs", options.jobs, 1, whole=True)
+    set_threads(options.jobs)
+    from nni_petridish.studies.tuning.storage import open_study
+
+    study = open_study(tuning, create=not options.show)
+    print(f"Study {study.study_name!r} in {tuning.storage}")
+    if not options.show:
+        _run(tuning, options.jobs)
+    return _finish(study, tuning)
+
+
+def _run(tuning: Tuning, jobs: int) -> None:
+    from nni_petridish.studies.tuning.study import tune
+    from nni_petridish.studies.tuning.tables import describe_trial
+
+    if not tuning.default():
+        print("The space leaves out the default setting: the study may end worse than it.")
+    names = list(tuning.section.space)
+    tune(
+        tuning,
+        jobs=jobs,
+        stop=StopOnInterrupt().asked,
+        on_trial=lambda trial: print(describe_trial(trial, names), flush=True),
+    )
+
+
+def _finish(study: optuna.Study, tuning: Tuning) -> int:
+    """Print the tables and keep them with the plots; 1 if no trial is complete."""
+    from nni_petridish.gallery.files import write_file
+    from nni_petridish.studies.tuning import tables
+
+    parts = {
+        "Trials (* best)": tables.trial_rows(study),
+        "Average lowest error per I_max": tables.ablation_by_i_max(study),
+        "Average lowest error per λ": tables.ablation_by_l1(study),
+    }
+    for title, rows in parts.items():
+        print(f"\n{title}\n{tables.to_text(rows)}")
+    if not tables.completed(study):
+        return 1
+    page = "\n\n".join(f"## {title}\n\n{tables.to_markdown(rows)}" for title, rows in parts.items())
+    write_file(tuning.folder / RESULTS_FILE, f"# {study.study_name}\n\n{page}\n".encode())
+    # Without a screen there is nothing else to draw with; with one, no window is wanted.
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    from nni_petridish.studies.tuning.plots import plot_study
+
+    pictures = plot_study(study, tuning.folder)
+    print(f"\nResults: {tuning.folder / RESULTS_FILE}")
+    print(f"Plots:   {', '.join(path.name for path in pictures)}")
+    return 0

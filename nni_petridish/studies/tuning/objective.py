@@ -1,0 +1,147 @@
+"""One trial: the searches of one setting, their growths reported, and what they found."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import optuna
+from optuna.trial import Trial
+
+from nni_petridish.errors import GalleryError
+from nni_petridish.gallery.files import ExclusiveLock
+from nni_petridish.gallery.select import best_within, found_within
+from nni_petridish.running.growth import Watcher
+from nni_petridish.running.runner import run_search
+from nni_petridish.search.search import Search
+from nni_petridish.studies.tuning.queue import first_number
+from nni_petridish.studies.tuning.settings import Tuning
+
+SEARCHES, SECONDS = "searches", "seconds"
+LOCK_FILE = ".trial.lock"
+
+
+class Stopped(Exception):
+    """Somebody asked to stop; the trial goes on later."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one search found.
+
+    Parameters
+    ----------
+    seed
+        Of the search.
+    model, error, multiply_adds
+        The most accurate model within the limit.
+    models
+        How many models the search made.
+    hull
+        All of the hull, as (id, multiply-adds, error).
+    gallery
+        Name of its folder within that of the study.
+    """
+
+    seed: int
+    model: str
+    error: float
+    multiply_adds: int
+    models: int
+    hull: tuple[tuple[str, int, float], ...]
+    gallery: str
+
+
+def run_trial(tuning: Tuning, trial: Trial, stop: Callable[[], bool]) -> list[float]:
+    """Run the searches of a trial and return its values; what was done before is not done again.
+
+    Raises
+    ------
+    Stopped
+        If ``stop`` said so.
+    optuna.TrialPruned
+        If the setting is not worth going on with; its galleries stay as they are.
+    SearchError
+        If a search made no model within the limit.
+    """
+    began = time.monotonic() - trial.user_attrs.get(SECONDS, 0.0)
+    reports = _Reports(tuning, trial)
+    name = f"trial-{first_number(trial):04d}"
+    found: list[Found] = []
+    with _alone(tuning.folder / name, stop):
+        for repeat in range(tuning.section.repeats):
+            config = tuning.config(trial.params, tuning.folder / name / f"run-{repeat}", repeat)
+            search = run_search(
+                config,
+                resume=True,
+                watcher=Watcher(stop=stop),
+                on_change=lambda search: reports.look(search, found),
+            )
+            trial.set_user_attr(SECONDS, round(time.monotonic() - began, 1))
+            if stop():
+                raise Stopped
+            found.append(_summary(search, tuning, config.settings.seed, f"{name}/run-{repeat}"))
+            trial.set_user_attr(SEARCHES, [asdict(one) for one in found])
+    error = statistics.fmean(one.error for one in found)
+    size = statistics.fmean(one.multiply_adds for one in found)
+    return [error, size] if tuning.section.multi_objective else [error]
+
+
+class _Reports:
+    """Tells Optuna the best error after every growth, and asks it whether to go on.
+
+    With several searches in a trial, the value is the mean over those that are done and the one
+    that runs: at the same step it means the same for every trial.
+    """
+
+    def __init__(self, tuning: Tuning, trial: Trial) -> None:
+        self._section, self._trial = tuning.section, trial
+        self._told = 0
+        self._last = tuning.config({}).settings.limits.max_models
+
+    def look(self, search: Search, done: Sequence[Found]) -> None:
+        if self._section.multi_objective:
+            return  # Optuna prunes single objectives only
+        models = search.models()
+        before = sum(one.models for one in done)
+        for count in range(self._told - before + 1, len(models) + 1):
+            best = best_within(models[:count], self._section.max_multiply_adds)
+            if best is not None:
+                errors = [*(one.error for one in done), best.error]
+                self._trial.report(statistics.fmean(errors), before + count - 1)
+            self._told = before + count
+        # The last growth of the last search: there is nothing left to save.
+        over = len(done) + 1 == self._section.repeats and len(models) == self._last
+        if models and not over and self._trial.should_prune():
+            raise optuna.TrialPruned
+
+
+def _summary(search: Search, tuning: Tuning, seed: int, gallery: str) -> Found:
+    limit = tuning.section.max_multiply_adds
+    best = found_within(search, limit, gallery)
+    hull = tuple((r.id, r.multiply_adds, r.error) for r in search.hull())
+    models = len(search.models())
+    return Found(seed, best.id, best.error, best.multiply_adds, models, hull, gallery)
+
+
+@contextmanager
+def _alone(folder: Path, stop: Callable[[], bool]) -> Iterator[None]:
+    """Wait for a process that was thought dead to leave the trial's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = ExclusiveLock(folder / LOCK_FILE, f"In {folder}")
+    while True:
+        try:
+            lock.acquire()
+            break
+        except GalleryError:
+            if stop():
+                raise Stopped from None
+            time.sleep(0.5)
+    try:
+        yield
+    finally:
+        lock.release()

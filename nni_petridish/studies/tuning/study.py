@@ -1,0 +1,177 @@
+"""Run a study: `tune`, in this process or in several."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from nni_petridish.errors import SearchError
+from nni_petridish.running.cost import check_limit
+from nni_petridish.running.process import StopOnInterrupt, set_threads
+from nni_petridish.search.ranges import quiet
+from nni_petridish.search.settings import check_number
+from nni_petridish.studies.pool import run_in_processes
+from nni_petridish.studies.tuning.queue import BEATS, Pulse, Queue
+from nni_petridish.studies.tuning.section import PLACE, Section
+from nni_petridish.studies.tuning.settings import Tuning
+from nni_petridish.studies.tuning.storage import open_study
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.5
+
+Told = Callable[[FrozenTrial], object]
+
+
+def tune(
+    config: str | os.PathLike[str] | Tuning,
+    *,
+    trials: int | None = None,
+    storage: str | None = None,
+    study: str | None = None,
+    jobs: int = 1,
+    multi_objective: bool | None = None,
+    sampler: str | None = None,
+    pruner: str | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_trial: Told = lambda trial: None,
+) -> optuna.Study:
+    """Tune λ and I_max, and whatever else the configuration names: one trial is one whole search.
+
+    A study that is there already is continued; several processes, on several machines if they
+    share the folder, may call this with the same configuration at the same time.
+
+    Parameters
+    ----------
+    config
+        A configuration file, or what `Tuning.from_yaml` read from one.
+    trials, storage, study, multi_objective, sampler, pruner
+        In place of the configuration's, see `Section`.
+    jobs
+        Processes on this machine; each carries out one search at a time; with several a script
+        needs ``if __name__ == "__main__":``.
+    stop
+        Asked before every training step; true ends the work, and what was begun goes on later.
+    on_trial
+        Called with every trial that ends, when there is one job.
+
+    Returns
+    -------
+    optuna.Study
+        With the trials of all processes so far.
+
+    Examples
+    --------
+    ::
+
+        study = nni_petridish.tune("configs/tune.yml", trials=20, jobs=2)
+        study.best_params, study.best_value
+    """
+    tuning = config if isinstance(config, Tuning) else Tuning.from_yaml(config)
+    tuning = tuning.change(
+        trials=trials,
+        storage=storage,
+        study=study,
+        multi_objective=multi_objective,
+        sampler=sampler,
+        pruner=pruner,
+    )
+    check_number("jobs", jobs, 1, whole=True)
+    jobs = min(jobs, tuning.section.trials)
+    opened = open_study(tuning)
+    if jobs == 1:
+        work(tuning, stop, on_trial)
+    else:
+        run_in_processes(work_alone, (tuning,), jobs, stop, "the study")
+    return opened
+
+
+def work(
+    tuning: Tuning,
+    stop: Callable[[], bool],
+    on_trial: Told = lambda trial: None,
+    jobs: int = 1,
+) -> None:
+    """Carry out trials until none is left, or ``stop`` says so, as one of so many processes."""
+    limit = tuning.section.max_multiply_adds
+    check_limit(tuning.config(tuning.default()), limit, f"{PLACE}.max_multiply_adds")
+    with quiet():
+        study = open_study(tuning)
+        study.pruner = make_pruner(tuning)
+        queue = Queue(study, tuning)
+        while not stop():
+            trial = queue.take()
+            if trial is None:
+                if queue.is_done():
+                    return
+                # Others are at work: should one of them die, its trial is for us.
+                time.sleep(_POLL_SECONDS)
+                continue
+            # Those of other commands on this machine, too, want their share of the cores.
+            set_threads(max(jobs, queue.neighbours()))
+            _carry_out(tuning, study, queue, trial, stop)
+            if not stop():
+                on_trial(study.trials[trial.number])
+
+
+def _carry_out(
+    tuning: Tuning, study: optuna.Study, queue: Queue, trial: Trial, stop: Callable[[], bool]
+) -> None:
+    from nni_petridish.studies.tuning.objective import Stopped, run_trial
+
+    with Pulse(trial, tuning.section.lost_after / BEATS) as pulse:
+        try:
+            values = run_trial(tuning, trial, lambda: stop() or pulse.is_given_up())
+            study.tell(trial, values)
+        except optuna.TrialPruned:
+            study.tell(trial, state=TrialState.PRUNED)
+        except (Stopped, KeyboardInterrupt) as error:
+            queue.put_back(trial)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        except UpdateFinishedTrialError:
+            _log.warning("trial %d was taken over by another process.", trial.number)
+        except SearchError as error:
+            _log.warning("trial %d failed: %s", trial.number, error)
+            trial.set_user_attr("failure", str(error))
+            study.tell(trial, state=TrialState.FAIL)
+        except Exception as error:
+            # A defect, not a bad setting: no other trial would fare better.
+            trial.set_user_attr("failure", repr(error))
+            study.tell(trial, state=TrialState.FAIL)
+            raise
+
+
+def make_pruner(tuning: Tuning) -> optuna.pruners.BasePruner:
+    """Return the pruner by its name; a step is one model of a search."""
+    section: Section = tuning.section
+    pruners = optuna.pruners
+    if section.pruner == "none" or section.multi_objective:
+        return pruners.NopPruner()
+    if section.pruner == "hyperband":
+        models = tuning.config(tuning.default()).settings.limits.max_models
+        most: Any = "auto" if models is None else models * section.repeats
+        return pruners.HyperbandPruner(min_resource=1, max_resource=most)
+    # The seed model is the same for all settings of λ and I_max: it says nothing about them.
+    return pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
+
+
+def work_alone(tuning: Tuning, jobs: int) -> None:
+    """Be one of several processes; ends by SIGTERM and SIGINT with its trial put back."""
+    set_threads(jobs)
+    from nni_petridish.studies.tuning.tables import describe_trial
+
+    space = list(tuning.section.space)
+    work(
+        tuning,
+        StopOnInterrupt().asked,
+        lambda trial: print(describe_trial(trial, space), flush=True),
+        jobs,
+    )

@@ -1,0 +1,1 @@
+"""Problems that networks are trained on, and training itself."""

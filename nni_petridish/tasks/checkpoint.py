@@ -1,0 +1,93 @@
+"""Training states on disk, one safetensors file each: whole or not there at all, and no pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nni_petridish.errors import TrainingError
+from nni_petridish.gallery.files import remove_leftovers, write_file
+
+FILE = "checkpoint.safetensors"
+
+
+def unique_state(net: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict with each tensor once, under its first name.
+
+    One α table serves many cells, so the same tensor may go by many names.
+    """
+    state: dict[str, Tensor] = {}
+    seen = set()
+    for name, tensor in net.state_dict().items():
+        if not isinstance(tensor, Tensor):
+            continue
+        where = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() == 0 or where not in seen:
+            seen.add(where)
+            state[name] = tensor
+    return state
+
+
+def save_checkpoint(
+    folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any]
+) -> None:
+    """Write network, momenta and `facts` (plain data) so that a crash leaves the old or the new."""
+    from safetensors.torch import save
+
+    tensors = {f"model.{name}": tensor for name, tensor in unique_state(net).items()}
+    for name, parameter in net.named_parameters():
+        momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if momentum is not None:
+            tensors[f"momentum.{name}"] = momentum
+    # Row-major copies: safetensors knows no other memory order.
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / FILE, save(copies, {"facts": json.dumps(facts)}))
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Return the tensors and facts of a checkpoint, None if there is none."""
+    from safetensors import safe_open
+
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    remove_leftovers(folder, max_age=3600)  # of a process killed while it wrote
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            facts = json.loads(file.metadata()["facts"])
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    except Exception as error:  # safetensors raises its own untyped errors
+        raise TrainingError(
+            f"{path} cannot be read ({error}); delete it to train from the start."
+        ) from None
+
+
+def fits(tensors: dict[str, Tensor], net: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a checkpoint's tensors have the names, shapes and types of the network's."""
+    state = unique_state(net)
+    wanted = {f"model.{name}": tensor for name, tensor in state.items()}
+    for name, parameter in net.named_parameters():
+        if parameter in optimizer.state:
+            wanted[f"momentum.{name}"] = parameter
+    return wanted.keys() == tensors.keys() and all(
+        tensors[name].shape == tensor.shape and tensors[name].dtype == tensor.dtype
+        for name, tensor in wanted.items()
+    )
+
+
+def restore(tensors: dict[str, Tensor], net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Copy a checkpoint that `fits` into network and optimizer."""
+    with torch.no_grad():
+        for name, tensor in unique_state(net).items():
+            tensor.copy_(tensors[f"model.{name}"])
+        for name, parameter in net.named_parameters():
+            if parameter in optimizer.state:
+                optimizer.state[parameter]["momentum_buffer"].copy_(tensors[f"momentum.{name}"])

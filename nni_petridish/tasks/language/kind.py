@@ -1,0 +1,134 @@
+"""Language modelling in a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nni_petridish.errors import ConfigError
+from nni_petridish.registry import ARGUMENTS
+from nni_petridish.search.checks import prefix, refuse_unknown, resolve
+from nni_petridish.search.settings import check_number
+from nni_petridish.tasks.language.recipe import LanguageRecipe
+from nni_petridish.tasks.measure import PERPLEXITY
+from search_spaces.recurrent.space import RecurrentSpace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nni_petridish.tasks.task import Task
+
+MEASURE = PERPLEXITY
+_PLACE = f"{ARGUMENTS}.data"
+
+
+def read_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Check the arguments of `load_text`, and that the files are there."""
+    from nni_petridish.tasks.language.text import check_text
+
+    refuse_unknown(data, ("name", "root", "vocabulary", "limit"), f"{_PLACE}.")
+    result = {"name": "pydoc", **data}
+    for key in ("vocabulary", "limit"):
+        if result.get(key) is not None:
+            with prefix(f"{_PLACE}."):
+                check_number(key, result[key], 3, whole=True)
+    if result.get("root") is not None:
+        result["root"] = str(resolve(f"{_PLACE}.root", result["root"], base))
+    with prefix(f"{_PLACE}: "):
+        check_text(result["name"], result.get("root"))
+    return result
+
+
+def check_space(options: dict[str, Any], data: Mapping[str, Any]) -> None:
+    """Check the options of `RecurrentSpace`; the vocabulary is the text's."""
+    known = tuple(f.name for f in fields(RecurrentSpace) if f.name != "vocabulary")
+    refuse_unknown(options, known, "searchSpace.")
+    if "ops" in options and not isinstance(options["ops"], list):
+        raise ConfigError(f"searchSpace.ops must be a list but got {options['ops']!r}.")
+    with prefix("searchSpace."):
+        RecurrentSpace(vocabulary=2, **options)
+
+
+def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of the space; the vocabulary is known only once the text is read."""
+    known = {key: value for key, value in options.items() if key != "space"}
+    return {"space": "recurrent", **RecurrentSpace(**{"vocabulary": 2, **known}).describe()}
+
+
+def describe_space(space: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of the space; the vocabulary, if it is not given, is the text's."""
+    from nni_petridish.tasks.language.text import count_vocabulary
+
+    full = dict(space)
+    if "vocabulary" not in full:
+        words = count_vocabulary(data["name"], data.get("root"), data.get("vocabulary"))
+        full["vocabulary"] = words
+    return {"space": "recurrent", **make_space(full).describe()}
+
+
+def make_space(space: Mapping[str, Any]) -> RecurrentSpace:
+    """Return the space that is described by plain data."""
+    return RecurrentSpace(**{key: value for key, value in space.items() if key != "space"})
+
+
+def space_of_weights(
+    space: Mapping[str, Any], data: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return the space with the size of the vocabulary."""
+    return {"vocabulary": weights["embedding"].shape[0], **space}
+
+
+def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (multiply-adds of a word, parameters) of the seed."""
+    from nni_petridish.tasks.language.text import count_vocabulary
+
+    words = count_vocabulary(data["name"], data.get("root"), data.get("vocabulary"))
+    options = {key: value for key, value in space.items() if key != "space"}
+    described = RecurrentSpace(vocabulary=words, **options)
+    embedding, hidden = described.embedding, described.hidden or described.embedding
+    # [x; h] W0 and s0 W1; the decoder is the embedding, behind a projection if widths differ.
+    cell = (embedding + hidden) * 2 * hidden + hidden * 2 * hidden
+    projection = 0 if hidden == embedding else hidden * embedding
+    multiply_adds = cell + projection + words * embedding
+    return multiply_adds, multiply_adds + words  # the decoder's bias
+
+
+def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a search, λ = 0.01 and I_max = 1 if nothing is said of them.
+
+    The paper's λ of 10 selects nothing here, see docs/results/recurrent.md.
+    """
+    result = {"l1": 0.01, "i_max": 1, **arguments}
+    if result["i_max"] != 1:
+        raise ConfigError(
+            f"i_max must be 1 but got {result['i_max']!r}: a recurrent cell grows by one node at a"
+            " time."
+        )
+    return result
+
+
+def read_recipe(options: dict[str, Any], data: Mapping[str, Any]) -> LanguageRecipe:
+    """Check the changes to the recipe of the text."""
+    place = f"{ARGUMENTS}.recipe."
+    known = tuple(f.name for f in fields(LanguageRecipe) if f.name != "epochs")
+    refuse_unknown(options, known, place)
+    with prefix(place):
+        return LanguageRecipe.named(data["name"], **options)
+
+
+def make_recipe(values: Mapping[str, Any]) -> LanguageRecipe:
+    """Return the recipe with these values."""
+    return LanguageRecipe(**values)
+
+
+def load_task(space: Mapping[str, Any], data: Mapping[str, Any], recipe: LanguageRecipe) -> Task:
+    """Read the text and make the task."""
+    from nni_petridish.tasks.language.task import RecurrentTask
+    from nni_petridish.tasks.language.text import load_text
+
+    options = {key: value for key, value in space.items() if key != "space"}
+    corpus = load_text(**data)
+    described = RecurrentSpace(vocabulary=corpus.vocabulary, **options)
+    return RecurrentTask(described, corpus, recipe)

@@ -1,0 +1,376 @@
+"""Training a language model as DARTS does: locked dropout, SGD, then averaged SGD.
+
+Candidates attached to the model train along. A run is determined by network, text, recipe and seed,
+to the bit on a CPU, and so is one interrupted and continued: every epoch seeds its own random
+numbers and starts from the initial state, and the checkpoint holds the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from nni_petridish.core.grow import candidate_parameters
+from nni_petridish.core.modes import evaluation_mode
+from nni_petridish.errors import ConfigError, Interrupted, TrainingError
+from nni_petridish.tasks.checkpoint import fits, load_checkpoint, restore, save_checkpoint
+from nni_petridish.tasks.language.recipe import LanguageRecipe
+from nni_petridish.tasks.language.text import to_columns
+from nni_petridish.tasks.optim import clip_gradients
+from nni_petridish.tasks.training import History, Record, resolve_device
+
+__all__ = [
+    "LanguageMetrics",
+    "LanguageModel",
+    "evaluate_language",
+    "fit_language",
+    "language_losses",
+]
+
+#: Lengths of backpropagation through time, as in the AWD-LSTM recipe that DARTS follows.
+_DEVIATION, _SHORTEST, _LONGER = 5, 5, 20
+
+
+class LanguageModel(Protocol):
+    """What a network must offer beside being a module."""
+
+    def set_dropout(self, **rates: float) -> None:
+        """Set the rates of dropout by name."""
+
+    def initial_state(self, batch: int) -> Tensor:
+        """Return the state before the first word."""
+
+    def features(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the outputs of all steps, as they are and after dropout."""
+
+    def loss(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the words that follow."""
+
+
+class LanguageMetrics(NamedTuple):
+    """What `evaluate_language` measured: mean cross-entropy in nats, and its exponential."""
+
+    loss: float
+    perplexity: float
+    n: int
+
+
+def fit_language(
+    net: nn.Module,
+    train: Tensor,
+    recipe: LanguageRecipe,
+    *,
+    seed: int,
+    validation: Tensor | None = None,
+    on_epoch: Callable[[Record], object] | None = None,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    label: str = "training",
+    stop: Callable[[], bool] | None = None,
+) -> History:
+    """Train a language model in place; in the end it holds the averaged weights, if there are any.
+
+    Parameters
+    ----------
+    net
+        A `LanguageModel`, such as `RecurrentNetwork`. It is moved to the recipe's device.
+    train, validation
+        Word numbers, see `load_text`. Without validation SGD is never averaged.
+    seed
+        Of the lengths of sequences and of dropout. The caller's random state is left alone.
+    on_epoch
+        Called with each new epoch's record, after its checkpoint is written; may raise to end.
+    checkpoint
+        Folder. The state is written there after every epoch, and training goes on from what is
+        found there if it is of the same network, recipe, text length and seed. It may have been
+        for fewer epochs: nothing in the recipe depends on how many follow.
+    progress, label
+        Show a bar of that name on stderr if that is a terminal.
+    stop
+        Asked before every step; true raises `Interrupted`.
+
+    Returns
+    -------
+    History
+        One record per epoch: ``epoch``, ``loss``, ``error``, ``lr``, ``averaged`` (1 once SGD is
+        averaged), ``seconds``, and if validated ``validation_loss`` and ``validation_error``. An
+        error is a perplexity here.
+
+    Raises
+    ------
+    TrainingError
+        As soon as the loss is not finite.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed must be a whole number of at least 0 but got {seed!r}.")
+    device = resolve_device(recipe)
+    net.to(device)
+    run = _Run(net, to_columns(train, recipe.batch_size).to(device), recipe, seed)
+    folder = None if checkpoint is None else Path(checkpoint)
+    records = [] if folder is None else run.resume(folder)
+    start = len(records)
+    bar = tqdm(
+        total=run.steps * recipe.epochs,
+        initial=start * run.steps,
+        desc=label,
+        unit="word",
+        unit_scale=recipe.batch_size,
+        mininterval=0.5,
+        disable=None if progress else True,  # None: shown on terminals only
+    )
+    devices = [torch.cuda.current_device()] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), bar:
+        for epoch in range(start, recipe.epochs):
+            bar.set_description(f"{label}, epoch {epoch + 1}/{recipe.epochs}", refresh=False)
+            record = run.epoch(epoch, bar, stop)
+            if validation is not None:
+                run.validate(record, validation, records)
+            records.append(record)
+            if folder is not None:
+                run.save(folder, records)
+            if on_epoch is not None:
+                on_epoch(dict(record))
+    run.average.settle()
+    net.train()
+    return History(tuple(records), start)
+
+
+def evaluate_language(
+    net: nn.Module, text: Tensor, recipe: LanguageRecipe | None = None
+) -> LanguageMetrics:
+    """Return loss and perplexity on a text: no dropout, and the state carried over throughout.
+
+    The text is read in ``recipe.evaluation_batch`` columns; one column (DARTS's choice for the
+    test set) reads all of it in one go, slowly.
+    """
+    recipe = recipe or LanguageRecipe()
+    with evaluation_mode(net), torch.no_grad():
+        parts = [part.double() for part in language_losses(net, text, recipe)]
+    loss = float(torch.stack(parts).sum())
+    if not math.isfinite(loss):
+        raise TrainingError("the loss is not finite in evaluation.")
+    batch = recipe.evaluation_batch
+    return LanguageMetrics(loss, _perplexity(loss), (len(text) // batch - 1) * batch)
+
+
+def language_losses(net: nn.Module, text: Tensor, recipe: LanguageRecipe) -> Iterator[Tensor]:
+    """Yield differentiable parts of the mean loss on a text, which is their sum."""
+    model, device = cast(LanguageModel, net), next(net.parameters()).device
+    columns = to_columns(text, recipe.evaluation_batch).to(device)
+    state = model.initial_state(columns.shape[1])
+    for i in range(0, len(columns) - 1, recipe.bptt):
+        targets = columns[i + 1 : i + 1 + recipe.bptt]
+        outputs, dropped = model.features(columns[i : i + len(targets)], state)
+        state = outputs[-1].detach()
+        yield model.loss(dropped, targets) * (len(targets) / (len(columns) - 1))
+
+
+class _Run:
+    """One training run: what stays the same over its epochs."""
+
+    def __init__(self, net: nn.Module, text: Tensor, recipe: LanguageRecipe, seed: int) -> None:
+        self.net, self.model, self.text = net, cast(LanguageModel, net), text
+        self.recipe, self.seed = recipe, seed
+        self.steps = len(text) - 1
+        self.model.set_dropout(**recipe.dropout())
+        self.optimizer = _make_optimizer(net, recipe)
+        self.clip_groups = _clip_groups(net)
+        self.average = _Average(net)
+        settings = asdict(recipe)
+        for name in ("device", "epochs"):  # a run may move elsewhere, and go on
+            del settings[name]
+        self.facts = {"seed": seed, "words": text.numel(), "recipe": settings}
+
+    def save(self, folder: Path, records: list[Record]) -> None:
+        facts = {"records": records, "averaged_steps": self.average.steps}
+        save_checkpoint(folder, self.average, self.optimizer, self.facts | facts)
+
+    def resume(self, folder: Path) -> list[Record]:
+        """Restore what `folder` holds; return the records of the epochs done."""
+        found = load_checkpoint(folder)
+        if found is None:
+            return []
+        tensors, facts = found
+        records: list[Record] = facts.pop("records", [])
+        steps = facts.pop("averaged_steps", None)
+        average = _Average(self.net)
+        if steps is not None:
+            average.begin(steps)
+        same = facts == self.facts and len(records) <= self.recipe.epochs
+        if not same or not fits(tensors, average, self.optimizer):
+            warnings.warn(
+                f"{folder} holds a checkpoint of another run; training starts anew.", stacklevel=3
+            )
+            return []
+        restore(tensors, average, self.optimizer)
+        self.average = average
+        return records
+
+    def epoch(self, epoch: int, bar: tqdm[Any], stop: Callable[[], bool] | None) -> Record:
+        """Train for one epoch, counted from 0."""
+        began = time.perf_counter()
+        seeds = np.random.SeedSequence((self.seed, epoch)).generate_state(2, np.uint64)
+        torch.manual_seed(int(seeds[1]))  # dropout draws from here
+        state = self.model.initial_state(self.text.shape[1])
+        total, done = 0.0, 0
+        self.net.train()
+        for i, length in self._stretches(np.random.default_rng(int(seeds[0]))):
+            if stop is not None and stop():
+                raise Interrupted(f"training was stopped at epoch {epoch + 1}, word {i}.")
+            targets = self.text[i + 1 : i + 1 + length]
+            loss, state = self._step(self.text[i : i + len(targets)], targets, state)
+            if not math.isfinite(loss):
+                raise TrainingError(f"the loss is not finite at epoch {epoch + 1}, word {i}.")
+            total, done = total + loss * len(targets), done + len(targets)
+            if bar.update(len(targets)):
+                bar.set_postfix_str(f"perplexity {_perplexity(total / done):.1f}", refresh=False)
+        return {
+            "epoch": epoch + 1,
+            "loss": total / done,
+            "error": _perplexity(total / done),
+            "lr": self.recipe.lr,
+            "averaged": float(self.average.steps is not None),
+            "seconds": time.perf_counter() - began,
+        }
+
+    def validate(self, record: Record, text: Tensor, before: list[Record]) -> None:
+        """Measure the averaged weights, or the weights; begin to average if they got no better."""
+        with self.average.in_place():
+            metrics = evaluate_language(self.net, text, self.recipe)
+        record |= {"validation_loss": metrics.loss, "validation_error": metrics.perplexity}
+        losses = [r["validation_loss"] for r in before if "validation_loss" in r]
+        old = losses[: -self.recipe.patience]
+        if self.average.steps is None and old and metrics.loss > min(old):
+            self.average.begin()
+
+    def _stretches(self, random: np.random.Generator) -> Iterator[tuple[int, int]]:
+        """Cut the text into stretches of random length; yield where each begins, and its length."""
+        bptt, i = self.recipe.bptt, 0
+        while i < self.steps:
+            middle = bptt if random.random() < 0.95 else bptt / 2
+            length = max(_SHORTEST, int(random.normal(middle, _DEVIATION)))
+            length = min(length, bptt + _LONGER)
+            yield i, length
+            i += length
+
+    def _step(self, tokens: Tensor, targets: Tensor, state: Tensor) -> tuple[float, Tensor]:
+        recipe = self.recipe
+        self.optimizer.zero_grad(set_to_none=True)
+        outputs, dropped = self.model.features(tokens, state)
+        loss = plain = self.model.loss(dropped, targets)
+        if recipe.activation:
+            loss = loss + recipe.activation * dropped.square().mean()
+        if recipe.temporal_activation and len(outputs) > 1:
+            change = (outputs[1:] - outputs[:-1]).square().mean()
+            loss = loss + recipe.temporal_activation * change
+        loss.backward()
+        for parameters in self.clip_groups:
+            clip_gradients(parameters, recipe.clip)
+        for group in self.optimizer.param_groups:
+            # A short stretch is as many words with less in them: its step is shorter.
+            group["lr"] = group["base_lr"] * len(tokens) / recipe.bptt
+        self.optimizer.step()
+        self.average.add()
+        return float(plain.detach()), outputs[-1].detach()
+
+
+class _Average(nn.Module):
+    """The network and, from some step on, the average of its weights since then."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.steps: int | None = None
+
+    def begin(self, steps: int = 0) -> None:
+        """Average from here on; `steps` have been averaged before."""
+        self.steps = steps
+        for i, parameter in enumerate(self.net.parameters()):
+            self.register_buffer(f"average_{i}", parameter.detach().clone())
+
+    def add(self) -> None:
+        """Take the weights after a step into the average."""
+        if self.steps is not None:
+            self.steps += 1
+            for average, parameter in self._pairs():
+                average.lerp_(parameter.detach(), 1 / self.steps)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the network have the averaged weights for a while."""
+        if not self.steps:
+            yield
+            return
+        kept = [parameter.detach().clone() for _, parameter in self._pairs()]
+        self.settle()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for (_, parameter), own in zip(self._pairs(), kept, strict=True):
+                    parameter.copy_(own)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Give the network the averaged weights."""
+        if self.steps:
+            for average, parameter in self._pairs():
+                parameter.copy_(average)
+
+    def _pairs(self) -> list[tuple[Tensor, nn.Parameter]]:
+        parameters = enumerate(self.net.parameters())
+        return [(self.get_buffer(f"average_{i}"), parameter) for i, parameter in parameters]
+
+
+def _make_optimizer(net: nn.Module, recipe: LanguageRecipe) -> torch.optim.SGD:
+    """Return SGD; α, η and the like have their own learning rate and no weight decay."""
+    scalars = _scalars(net)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [p for p in trained if id(p) not in scalars],
+            "base_lr": recipe.lr,
+            "weight_decay": recipe.weight_decay,
+        },
+        {"params": [p for p in trained if id(p) in scalars], "base_lr": recipe.scalar_lr},
+    ]
+    return torch.optim.SGD([group for group in groups if group["params"]], lr=recipe.lr, fused=True)
+
+
+def _clip_groups(net: nn.Module) -> list[list[nn.Parameter]]:
+    """Return the network's weights, its η, the candidates' weights, and α.
+
+    Weak learning must not be noticed by the network, so the candidates are clipped apart. So are α
+    and η: single numbers with gradients of the size of a whole weight matrix's, and λ besides,
+    would take the steps of all weights away.
+    """
+    scalars, candidates = _scalars(net), {id(p) for p in candidate_parameters(net)}
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            kind = (id(parameter) in candidates, id(parameter) in scalars)
+            groups.setdefault(kind, []).append(parameter)
+    return list(groups.values())
+
+
+def _scalars(net: nn.Module) -> set[int]:
+    return {
+        id(getattr(module, name))
+        for module in net.modules()
+        for name in getattr(module, "no_weight_decay", ())
+    }
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))

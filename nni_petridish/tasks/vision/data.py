@@ -1,0 +1,305 @@
+"""Image sets by name, split as in the paper.
+
+The last k training images are the validation set, the test set is apart. Nothing is downloaded:
+a set that is not there is an error that says how to get it. Pixels are normalised per channel by
+the mean and standard deviation of the training part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from nni_petridish.errors import DataError
+from nni_petridish.tasks.vision.image_files import Arrays, read_cifar, read_digits, read_mnist
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nni_petridish.tasks.vision.splits import Split
+
+DEFAULT_ROOT = Path("data")
+
+#: ImageNet's well-known statistics; measuring 1.2 million JPEGs first would take an hour.
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class Description(NamedTuple):
+    """What a network has to know of a data set."""
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """A data set in its three parts.
+
+    Attributes
+    ----------
+    name
+        The name it was loaded by.
+    image_shape
+        Channels, height, width.
+    num_classes
+        Labels are 0 ... num_classes - 1.
+    train, validation, test
+        Each a `Split`; `validation` is empty (and false) if no image was set aside for it.
+    """
+
+    name: str
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    train: Split
+    validation: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where an in-memory set lies and how it is read."""
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    validation: int
+    read: Callable[[Path, int], Arrays]
+    folder: str = ""
+    files: tuple[str, ...] = ()
+    torchvision: str = ""
+
+    def check(self, root: Path) -> None:
+        missing = [f for f in self.files if not (root / self.folder / f).is_file()]
+        if missing:
+            command = (
+                f'python -c "from torchvision.datasets import {self.torchvision} as D; '
+                f'D({str(root)!r}, download=True)"'
+            )
+            raise DataError(
+                f"{root / self.folder} must hold {missing[0]} but does not; get it with: {command}"
+            )
+
+
+def load_data(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    validation: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    image_size: int = 224,
+    workers: int = 4,
+) -> DataSet:
+    """Load a data set.
+
+    Parameters
+    ----------
+    name
+        ``digits`` (embedded in scikit-learn), ``mnist``, ``fashion_mnist``, ``cifar10``,
+        ``cifar100`` (torchvision's layouts) or ``image_folder`` (ImageNet's: root/train/CLASS/*,
+        root/val/CLASS/*).
+    root
+        The folder that torchvision's classes are given; ``data`` by default.
+    validation
+        How many training images, the last ones, to set aside; 0 trains on all (final training).
+        Default: 5000 as in the paper; 300 for digits (1197 remain, 300 are the test set); 0 for
+        image_folder, whose root/val is the test set.
+    limit
+        Train on the first `limit` of the remaining training images only, for short searches.
+    seed
+        Orders the training images where they come sorted, and so decides which are "the last":
+        digits come by writer, image_folder by class. The other sets keep their published order,
+        and no test set depends on it.
+    image_size, workers
+        Of image_folder: side of the square crops, and processes that read.
+
+    Examples
+    --------
+    >>> data = load_data("digits")
+    >>> data.image_shape, len(data.train), len(data.validation), len(data.test)
+    ((1, 8, 8), 1197, 300, 300)
+    """
+    root = check_data(name, root)
+    for what, value, least in (("validation", validation, 0), ("limit", limit, 1)):
+        if value is not None and value < least:
+            raise DataError(f"{what} must be at least {least} but got {value}.")
+    if name == "image_folder":
+        return _load_folder(root, validation or 0, limit, seed, image_size, workers)
+    return _load_arrays(name, root, validation, limit, seed)
+
+
+def check_data(name: str, root: str | Path | None = None) -> Path:
+    """Check, without loading, that a set is known and its files are there; return its folder."""
+    root = DEFAULT_ROOT if root is None else Path(root).expanduser()
+    if name == "image_folder":
+        for part in ("train", "val"):
+            if not _classes(root / part):
+                raise DataError(
+                    f"{root / part} must hold one folder of images per class but does not; put "
+                    f"your images there (ImageNet: register at https://image-net.org/download)."
+                )
+    else:
+        _source(name).check(root)
+    return root
+
+
+def describe(name: str, root: str | Path | None = None, image_size: int = 224) -> Description:
+    """Return image shape and number of classes without loading.
+
+    For image_folder the classes are counted in `root`.
+
+    Examples
+    --------
+    >>> describe("cifar10")
+    Description(image_shape=(3, 32, 32), num_classes=10)
+    """
+    if name == "image_folder":
+        root = check_data(name, root)
+        return Description((3, image_size, image_size), len(_classes(root / "train")))
+    source = _source(name)
+    return Description(source.image_shape, source.num_classes)
+
+
+def _source(name: str) -> _Source:
+    try:
+        return _SOURCES[name]
+    except KeyError:
+        raise DataError(f"data must be one of {', '.join(DATA_NAMES)} but got {name!r}.") from None
+
+
+def _classes(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+
+
+def _kept(images: int, validation: int, limit: int | None) -> int:
+    """Return how many of the first training images are trained on."""
+    if validation >= images:
+        raise DataError(f"validation must be below {images} (all images) but got {validation}.")
+    return min(images - validation, limit or images)
+
+
+def _load_arrays(
+    name: str, root: Path, validation: int | None, limit: int | None, seed: int
+) -> DataSet:
+    import torch
+
+    from nni_petridish.tasks.vision.splits import TensorSplit, pixel_statistics
+
+    source = _source(name)
+    validation = source.validation if validation is None else validation
+    images, labels, test_images, test_labels = source.read(root, seed)
+    for array, wanted in ((images, labels), (test_images, test_labels)):
+        if array.shape[1:] != source.image_shape or len(array) != len(wanted):
+            raise DataError(
+                f"{root / source.folder} must hold {source.image_shape} images, one per label, "
+                f"but holds {array.shape[1:]} images, {len(array)} for {len(wanted)} labels."
+            )
+
+    def tensors(pixels: np.ndarray, targets: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.from_numpy(pixels).contiguous(memory_format=torch.channels_last)
+        return x, torch.from_numpy(targets.astype("int64"))
+
+    kept, last = _kept(len(labels), validation, limit), len(labels) - validation
+    train = tensors(images[:kept], labels[:kept])
+    mean, std = pixel_statistics(train[0])
+    return DataSet(
+        name=name,
+        image_shape=source.image_shape,
+        num_classes=source.num_classes,
+        train=TensorSplit(*train, mean, std),
+        validation=TensorSplit(*tensors(images[last:], labels[last:]), mean, std),
+        test=TensorSplit(*tensors(test_images, test_labels), mean, std),
+    )
+
+
+def _load_folder(
+    root: Path, validation: int, limit: int | None, seed: int, image_size: int, workers: int
+) -> DataSet:
+    import torch
+    from torch.utils.data import Subset
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
+    from nni_petridish.tasks.vision.splits import FolderSplit
+
+    # The standard ImageNet augmentation and the standard central crop.
+    augmented = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(image_size),
+            transforms.RandomHorizontalFlip(),
+            transforms.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4),
+            transforms.PILToTensor(),
+        ]
+    )
+    central = transforms.Compose(
+        [
+            transforms.Resize(image_size * 8 // 7),
+            transforms.CenterCrop(image_size),
+            transforms.PILToTensor(),
+        ]
+    )
+    try:
+        train = ImageFolder(str(root / "train"), augmented)
+        unchanged = ImageFolder(str(root / "train"), central)
+        test = ImageFolder(str(root / "val"), central)
+    except FileNotFoundError as error:  # a class without an image
+        raise DataError(f"{root}: {str(error).splitlines()[0]}") from None
+    if train.classes != test.classes:
+        raise DataError(f"{root}: train and val must hold the same classes but do not.")
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed)).tolist()
+    kept, last = _kept(len(order), validation, limit), len(order) - validation
+    split = partial(
+        FolderSplit,
+        image_shape=(3, image_size, image_size),
+        mean=255 * torch.tensor(_IMAGENET_MEAN),
+        std=255 * torch.tensor(_IMAGENET_STD),
+        workers=workers,
+    )
+    return DataSet(
+        name="image_folder",
+        image_shape=(3, image_size, image_size),
+        num_classes=len(train.classes),
+        train=split(Subset(train, order[:kept])),
+        validation=split(Subset(unchanged, order[last:])),
+        test=split(test),
+    )
+
+
+def _mnist(dataset: str) -> _Source:
+    files = tuple(
+        f"{part}-{what}-ubyte"
+        for part in ("train", "t10k")
+        for what in ("images-idx3", "labels-idx1")
+    )
+    read = partial(read_mnist, dataset)
+    return _Source((1, 28, 28), 10, 5000, read, f"{dataset}/raw", files, dataset)
+
+
+def _cifar(
+    classes: int, folder: str, train: tuple[str, ...], test: tuple[str, ...], key: str
+) -> _Source:
+    read = partial(read_cifar, folder, train, test, key)
+    return _Source((3, 32, 32), classes, 5000, read, folder, train + test, f"CIFAR{classes}")
+
+
+_SOURCES = {
+    "digits": _Source((1, 8, 8), 10, 300, read_digits),
+    "mnist": _mnist("MNIST"),
+    "fashion_mnist": _mnist("FashionMNIST"),
+    "cifar10": _cifar(
+        10,
+        "cifar-10-batches-py",
+        tuple(f"data_batch_{i}" for i in range(1, 6)),
+        ("test_batch",),
+        "labels",
+    ),
+    "cifar100": _cifar(100, "cifar-100-python", ("train",), ("test",), "fine_labels"),
+}
+
+#: The names `load_data` knows.
+DATA_NAMES = (*_SOURCES, "image_folder")

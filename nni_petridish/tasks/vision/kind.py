@@ -1,0 +1,150 @@
+"""Image classification in a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nni_petridish.errors import ConfigError
+from nni_petridish.registry import ARGUMENTS
+from nni_petridish.search.checks import prefix, refuse_unknown, resolve
+from nni_petridish.search.settings import check_number
+from nni_petridish.tasks.measure import ERROR
+from nni_petridish.tasks.vision.data import Description, check_data, describe
+from nni_petridish.tasks.vision.recipe import Recipe
+from search_spaces.vision.space import VisionSpace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nni_petridish.tasks.task import Task
+
+MEASURE = ERROR
+_PLACE = f"{ARGUMENTS}.data"
+_DECIDED_BY_DATA = ("image_shape", "num_classes")
+
+
+def read_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Check the arguments of `load_data`, and that the files are there."""
+    result = _read_data(data, base, _PLACE, {"validation": 1, "limit": 1})
+    if result["name"] == "image_folder" and not result.get("validation"):
+        raise ConfigError(f"{_PLACE}.validation must be at least 1: a search needs validation.")
+    return result
+
+
+def read_training_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Check the ``data`` of a final training, which sets nothing aside."""
+    return _read_data(data, base, "data", {})
+
+
+def _read_data(
+    data: dict[str, Any], base: Path, place: str, more: dict[str, int]
+) -> dict[str, Any]:
+    numbers = {**more, "seed": 0, "image_size": 1, "workers": 0}
+    refuse_unknown(data, ("name", "root", *numbers), f"{place}.")
+    result = {"name": "digits", **data}
+    for key, least in numbers.items():
+        if result.get(key) is not None:
+            with prefix(f"{place}."):
+                check_number(key, result[key], least, whole=True)
+    if result.get("root") is not None:
+        result["root"] = str(resolve(f"{place}.root", result["root"], base))
+    with prefix(f"{place}: "):
+        check_data(result["name"], result.get("root"))
+    return result
+
+
+def check_space(options: dict[str, Any], data: Mapping[str, Any]) -> None:
+    """Check the options of `VisionSpace`."""
+    known = tuple(f.name for f in fields(VisionSpace) if f.name not in _DECIDED_BY_DATA)
+    refuse_unknown(options, known, "searchSpace.")
+    if "ops" in options and not isinstance(options["ops"], list):
+        raise ConfigError(f"searchSpace.ops must be a list but got {options['ops']!r}.")
+    image_shape, num_classes = _describe(data)
+    with prefix("searchSpace."):
+        VisionSpace(image_shape, num_classes, **options)
+
+
+def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of the space; the number of classes is not looked for."""
+    known = {key: value for key, value in options.items() if key != "space"}
+    if "image_shape" not in known:
+        size = data.get("image_size") or 224
+        folder = data["name"] == "image_folder"  # may be gone: it is not looked at
+        shape = (3, size, size) if folder else describe(data["name"]).image_shape
+        known |= {"image_shape": shape, "num_classes": 1}
+    return {"space": "vision", **VisionSpace(**known).describe()}
+
+
+def describe_space(space: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of the space; images and classes, if not given, are those of the data."""
+    full = dict(space)
+    if "image_shape" not in full:
+        full |= zip(_DECIDED_BY_DATA, _describe(data), strict=True)
+    return {"space": "vision", **make_space(full).describe()}
+
+
+def make_space(space: Mapping[str, Any]) -> VisionSpace:
+    """Return the space that is described by plain data."""
+    return VisionSpace(**{key: value for key, value in space.items() if key != "space"})
+
+
+def space_of_weights(
+    space: Mapping[str, Any], data: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return the space with the shape of the images and the number of classes."""
+    if "image_shape" in space:
+        return dict(space)
+    channels = weights["stem.0.weight"].shape[1]
+    classes = weights["classifier.weight"].shape[0]
+    if data.get("name") == "image_folder":  # may be gone: it is not looked at
+        height = width = int(data.get("image_size") or 224)
+    else:
+        _, height, width = describe(str(data.get("name"))).image_shape
+    return {**space, "image_shape": [channels, height, width], "num_classes": classes}
+
+
+def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (multiply-adds of an image, parameters) of the seed."""
+    from search_spaces.vision.size import seed_size
+
+    options = {key: value for key, value in space.items() if key != "space"}
+    return seed_size(VisionSpace(*_describe(data), **options))
+
+
+def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments as they are: the general defaults are the paper's for images."""
+    return dict(arguments)
+
+
+def read_recipe(options: dict[str, Any], data: Mapping[str, Any]) -> Recipe:
+    """Check the changes to the recipe of the data set."""
+    place = f"{ARGUMENTS}.recipe."
+    refuse_unknown(options, tuple(f.name for f in fields(Recipe) if f.name != "epochs"), place)
+    with prefix(place):
+        recipe = Recipe.named(data["name"], **options)
+        recipe.check_image(_describe(data).image_shape)
+    return recipe
+
+
+def make_recipe(values: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with these values."""
+    return Recipe(**values)
+
+
+def load_task(space: Mapping[str, Any], data: Mapping[str, Any], recipe: Recipe) -> Task:
+    """Load the images and make the task."""
+    from nni_petridish.tasks.task import VisionTask
+    from nni_petridish.tasks.vision.data import load_data
+
+    options = {key: value for key, value in space.items() if key != "space"}
+    images = load_data(**data)
+    described = VisionSpace(images.image_shape, images.num_classes, **options)
+    return VisionTask(described, images, recipe)
+
+
+def _describe(data: Mapping[str, Any]) -> Description:
+    with prefix(f"{_PLACE}: "):
+        return describe(data["name"], data.get("root"), data.get("image_size") or 224)

@@ -1,0 +1,1 @@
+"""Growth on the submodules of any module."""

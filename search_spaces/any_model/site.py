@@ -1,0 +1,172 @@
+"""Sites on the submodules of any module, reached by forward hooks.
+
+Hooks, and not wrappers in the place of submodules: names, types and the keys of the state dict stay
+what they were. What a source returns is remembered for the time of one forward pass of the network.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from nni_petridish.core.genotype import VISION_OPS
+from nni_petridish.core.named_modules import NamedModules
+from nni_petridish.core.weak_learner import Site, WeakLearner
+from nni_petridish.errors import GrowthError
+from search_spaces.any_model.genotype import VECTOR_OPS
+from search_spaces.any_model.trace import FeatureShape, halvings
+from search_spaces.any_model.vector_ops import ConcatProjectVector, make_vector_op, project_vector
+from search_spaces.vision.ops import ConcatProject, FactorizedReduce, make_op, project
+
+
+class ForwardValues(threading.local):
+    """What the sources returned, for each forward pass that is under way in this thread.
+
+    A copy, or what is read from a file, starts with no forward pass under way.
+    """
+
+    def __init__(self) -> None:
+        self.passes: list[dict[str, Tensor]] = []
+
+    def begin(self, net: nn.Module, args: Any) -> None:
+        """Pre-hook of the network: a forward pass begins."""
+        self.passes.append({})
+
+    def end(self, net: nn.Module, args: Any, output: Any) -> None:
+        """Hook of the network, called after errors too: nothing is kept of the pass."""
+        self.passes.pop()
+
+    def __reduce__(self) -> tuple[type[ForwardValues], tuple[()]]:
+        return ForwardValues, ()
+
+
+class SourceHook:
+    """Forward hook of a source."""
+
+    def __init__(self, name: str, values: ForwardValues) -> None:
+        self.name, self.values = name, values
+
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        """Remember what it returned, its own weak learners included if it is a site."""
+        if self.values.passes:
+            self.values.passes[-1][self.name] = output
+
+
+class ModelSite(Site):
+    """The output x_k of a submodule, as a site.
+
+    Parameters
+    ----------
+    name
+        The submodule, and the key of its α table: every site has its own (macro-search).
+    shape
+        Of x_k.
+    sources
+        The submodules that it may read, with the shapes that they return.
+    op_names
+        The eligible operations; those that apply to x_k's kind are used.
+    values
+        Where the outputs of the sources are during a forward pass.
+    last_reads
+        The sources that no later site reads.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: FeatureShape,
+        sources: Mapping[str, FeatureShape],
+        op_names: Sequence[str],
+        values: ForwardValues,
+        last_reads: Collection[str],
+    ) -> None:
+        known = VISION_OPS if shape.size else VECTOR_OPS
+        own_ops = [op for op in op_names if op in known]
+        if not own_ops:
+            raise GrowthError(
+                f"ops must have at least one of {', '.join(known)} for site {name!r} but got"
+                f" {', '.join(op_names)}."
+            )
+        super().__init__(name, tuple(sources), own_ops)
+        self.shape, self.source_shapes = shape, dict(sources)
+        self.values, self.last_reads = values, tuple(last_reads)
+        # Empty: it only goes where the network goes, so that new modules know where that is.
+        self.register_buffer("place", torch.empty(0), persistent=False)
+
+    def make_adapter(self, source: str) -> nn.Module | None:
+        """Project to x_k's width, halving the resolution as often as needed."""
+        raw, width = self.source_shapes[source], self.shape.channels
+        times = halvings(raw, self.shape)
+        assert times is not None
+        if times:
+            early = [FactorizedReduce(raw.channels, raw.channels) for _ in range(times - 1)]
+            return nn.Sequential(*early, FactorizedReduce(raw.channels, width))
+        if raw.channels == width:
+            return None
+        return project(raw.channels, width) if raw.size else project_vector(raw.channels, width)
+
+    def make_op(self, source: str, op: str) -> nn.Module:
+        """Make a candidate; sources have x_k's shape once they are adapted."""
+        width = self.shape.channels
+        return make_op(op, width) if self.shape.size else make_vector_op(op, width)
+
+    def make_merge(self, merge: str, weights: Sequence[float] | None, n: int) -> nn.Module:
+        """Concatenate and project (the paper's choice), or sum."""
+        if merge == "concat_project":
+            concat_project = ConcatProject if self.shape.size else ConcatProjectVector
+            return concat_project(self.shape.channels, n, weights)
+        return super().make_merge(merge, weights, n)
+
+    def forward(self, x_k: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return x_k, boosted by its weak learners."""
+        boosted = self.boost(x_k, self.adapt(inputs))
+        if self.weak_learner is None or not torch.is_grad_enabled():
+            return boosted
+        # A view made by an autograd function cannot be changed in place, as what follows may do.
+        return boosted.clone()
+
+    def boost_output(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        """Forward hook of the submodule: put the boosted x_k in the place of its output."""
+        seen = self.values.passes[-1] if self.values.passes else {}
+        boosted = self(output, self._read(seen)) if self._has_grown() else None
+        for source in self.last_reads:
+            seen.pop(source, None)
+        return boosted
+
+    def _has_grown(self) -> bool:
+        return len(self.learners) > 0 or self.weak_learner is not None
+
+    def _read(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        for source in self._wanted():
+            if source not in seen:
+                raise GrowthError(
+                    f"{self.key!r} needs the output of {source!r}, which has not run: call the"
+                    " whole network, not a part of it."
+                )
+        return {source: seen[source] for source in self._wanted()}
+
+    def _wanted(self) -> Sequence[str]:
+        if self.weak_learner is not None:
+            return self.sources
+        learners = [cast(WeakLearner, learner) for learner in self.learners]
+        read = {source for learner in learners for source, _ in learner.shortcuts}
+        return [source for source in self.sources if source in read]
+
+    def extra_repr(self) -> str:
+        """Show the shape and the sources."""
+        return f"{self.shape}, sources={', '.join(self.sources)}"
+
+
+class ModelSites(NamedModules):
+    """The sites of a network by the names of their submodules.
+
+    As a module of its own it does nothing: a `torch.nn.Sequential` runs all that it contains.
+    """
+
+    def forward(self, x: Any) -> Any:
+        """Return x."""
+        return x

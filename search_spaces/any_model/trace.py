@@ -1,0 +1,188 @@
+"""What the submodules of any module do when an example runs through: order, shapes, stages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nni_petridish.core.modes import evaluation_mode
+from nni_petridish.errors import GrowthError
+
+
+class FeatureShape(NamedTuple):
+    """The shape of one image, ``size`` = (height, width), or of one vector, ``size`` = ()."""
+
+    channels: int
+    size: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return "x".join(map(str, (self.channels, *self.size)))
+
+
+@dataclass
+class Layer:
+    """A submodule as the trace saw it; ``order`` and ``output`` are those of its last call."""
+
+    name: str
+    module: nn.Module
+    calls: int = 0
+    order: int = -1
+    output: Any = None
+    version: int = 0
+
+    @property
+    def shape(self) -> FeatureShape | None:
+        """The shape of its output; None if that is neither images nor vectors."""
+        if not isinstance(self.output, Tensor) or self.output.ndim not in (2, 4):
+            return None
+        _, channels, *size = self.output.shape
+        return FeatureShape(channels, tuple(size))
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether something changed the output in place, once the whole network has run."""
+        return bool(self.output._version != self.version)
+
+
+class Trace:
+    """The record of one forward pass, in eval mode.
+
+    Parameters
+    ----------
+    net
+        Any module. It is left as it was.
+    example
+        Its input, or a tuple of its inputs.
+    """
+
+    def __init__(self, net: nn.Module, example: Tensor | tuple[Any, ...]) -> None:
+        self.net = net
+        by_module = {module: Layer(name, module) for name, module in net.named_modules()}
+        # A module that several parents share has several names.
+        self._layers = {
+            name: by_module[module] for name, module in net.named_modules(remove_duplicate=False)
+        }
+        self._ended = 0
+        handles = [
+            module.register_forward_hook(self._recorder(layer))
+            for module, layer in by_module.items()
+        ]
+        try:
+            with evaluation_mode(net), torch.no_grad():
+                net(*example) if isinstance(example, tuple) else net(example)
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise GrowthError(
+                f"the example does not run through {type(net).__name__}: {reason}"
+            ) from error
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _recorder(self, layer: Layer) -> Any:
+        def record(module: nn.Module, args: Any, output: Any) -> None:
+            layer.calls += 1
+            layer.order, self._ended = self._ended, self._ended + 1
+            layer.output = output
+            layer.version = output._version if isinstance(output, Tensor) else 0
+
+        return record
+
+    def layer(self, role: str, name: object) -> Layer:
+        """Return a submodule that runs once and returns images or vectors, else raise."""
+        if not isinstance(name, str) or name not in self._layers or not name:
+            raise GrowthError(self._unknown(role, name))
+        layer = self._layers[name]
+        if layer.calls != 1:
+            times = "is not run" if not layer.calls else f"runs {layer.calls} times"
+            raise GrowthError(f"{role} {name!r} {times} in a forward pass: it must run once.")
+        if layer.shape is None:
+            got = (
+                f"a tensor of shape {tuple(layer.output.shape)}"
+                if isinstance(layer.output, Tensor)
+                else f"a {type(layer.output).__name__}"
+            )
+            raise GrowthError(
+                f"{role} {name!r} must return images (N, C, H, W) or vectors (N, F) but returns"
+                f" {got}."
+            )
+        return layer
+
+    def stages(self) -> list[Layer]:
+        """Return the last layer of every run of layers with image outputs of the same shape.
+
+        Layers are what the network and the containers in it run one after the other: the inside
+        of a block does not count. A run without weights (pooling, norms) is no stage.
+        """
+        chain = sorted(self._chain(self.net, ""), key=lambda layer: layer.order)
+        result = []
+        for _, run in groupby(chain, key=lambda layer: layer.shape):
+            stage = list(run)
+            if any(_has_weights(layer.module) for layer in stage):
+                result.append(stage[-1])
+        return result
+
+    def _chain(self, module: nn.Module, prefix: str) -> Iterator[Layer]:
+        for name, child in module.named_children():
+            layer = self._layers[prefix + name]
+            is_image = layer.calls == 1 and layer.shape is not None and layer.shape.size != ()
+            if is_image:
+                yield layer
+            if not is_image or isinstance(child, nn.Sequential):
+                yield from self._chain(child, f"{prefix}{name}.")
+
+    def _unknown(self, role: str, name: object) -> str:
+        names = [known for known in self._layers if known]
+        close = difflib.get_close_matches(str(name), names, n=3)
+        top = [known for known, _ in self.net.named_children()]
+        hint = f"did you mean {_either(close)}?" if close else f"it has {', '.join(top)}."
+        return f"{role} {name!r} is not a submodule of {type(self.net).__name__}: {hint}"
+
+
+def _has_weights(module: nn.Module) -> bool:
+    """Return whether a layer multiplies by a matrix or a kernel, as it is not a container."""
+    is_container = isinstance(module, nn.Sequential)
+    return not is_container and any(weight.ndim > 1 for weight in module.parameters())
+
+
+def halvings(source: FeatureShape, site: FeatureShape) -> int | None:
+    """Return how often a source must be halved, rounding up, to have a site's size; None: never."""
+    if len(source.size) != len(site.size):
+        return None
+    size, n = source.size, 0
+    while size != site.size:
+        half = tuple(-(-side // 2) for side in size)
+        if half == size:
+            return None
+        size, n = half, n + 1
+    return n
+
+
+def default_sources(stages: Sequence[Layer], reach: int = 2) -> dict[str, list[str]]:
+    """Return the sites among the ends of stages, each with the nearest ends that it can read.
+
+    Two by default, like prev_prev and prev of the paper's cells. A stage with nothing before it
+    that fits (the stem) is no site.
+    """
+    result: dict[str, list[str]] = {}
+    for i, site in enumerate(stages):
+        fits = [source.name for source in stages[:i] if _can_read(site, source)]
+        if fits:
+            result[site.name] = fits[-reach:]
+    return result
+
+
+def _can_read(site: Layer, source: Layer) -> bool:
+    assert site.shape is not None
+    assert source.shape is not None
+    return not source.overwritten and halvings(source.shape, site.shape) is not None
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(map(repr, names))

@@ -1,0 +1,188 @@
+"""What a recurrent cell is: a list of nodes, in our JSON form and in DARTS's published form."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nni_petridish.core.genotype import Genotype, Learner, _as_list, _one_of, _show
+from nni_petridish.errors import GenotypeError
+
+#: The paper's five primitives; ``none`` is "no connection": it is never added to a cell.
+RECURRENT_PRIMITIVES = ("sigmoid", "relu", "tanh", "identity", "none")
+#: Those that a node can have, in the order of the α table.
+ACTIVATIONS = RECURRENT_PRIMITIVES[:-1]
+#: There is one α table: all steps in time share one cell, so cell-search is macro-search here.
+CELL_KEY = "cell"
+
+Node = tuple[str, int]
+"""``(activation, predecessor)``: predecessor 0 is s0, 1 the first node."""
+
+
+def node_name(index: int) -> str:
+    """Return the name that a node has as an input of others: ``s0``, ``s1``, ..."""
+    return f"s{index}"
+
+
+@dataclass(frozen=True)
+class RecurrentGenotype(Genotype):
+    """A recurrent cell of DARTS's space.
+
+    ``[c0, h0] = [x, h] W0`` and ``s0 = h + σ(c0)·(tanh(h0) − h)`` are implied; node i with
+    activation f and predecessor j is ``[c, h] = s_j W_i``, ``s_i = s_j + σ(c)·(f(h) − s_j)``, and
+    the cell's output is the average of its nodes.
+
+    Parameters
+    ----------
+    nodes
+        ``(activation, predecessor)`` of each node, in the order of growth.
+
+    Examples
+    --------
+    >>> genotype = RecurrentGenotype.seed().grown({"cell": (("s1", "tanh"),)})
+    >>> genotype.to_json()
+    '{"version": 1, "space": "recurrent", "nodes": [["relu", 0], ["tanh", 1]]}'
+    >>> genotype.to_darts()
+    "Genotype(recurrent=[('relu', 0), ('tanh', 1)], concat=range(1, 3))"
+    >>> RecurrentGenotype.from_darts(genotype.to_darts()) == genotype
+    True
+    """
+
+    nodes: Sequence[Node]
+
+    space: ClassVar[str] = "recurrent"
+
+    def __post_init__(self) -> None:
+        listed = _as_list(self.nodes)
+        if not listed:
+            raise GenotypeError(
+                "nodes: must be a list of at least one [activation, predecessor] but got"
+                f" {_show(self.nodes)}."
+            )
+        nodes = tuple(_check_node(i, node) for i, node in enumerate(listed))
+        object.__setattr__(self, "nodes", nodes)
+
+    @classmethod
+    def seed(cls, activation: str = "relu") -> RecurrentGenotype:
+        """Return the cell with one node on s0, where growth starts."""
+        return cls(((activation, 0),))
+
+    @property
+    def growths(self) -> int:
+        """How many nodes were added to the first."""
+        return len(self.nodes) - 1
+
+    def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
+        """Return the nodes beside the first as the weak learners that added them."""
+        added = self.nodes[1:]
+        return {CELL_KEY: [((node_name(source), activation),) for activation, source in added]}
+
+    def grown(
+        self, additions: Mapping[str, Learner], merge: str | None = None
+    ) -> RecurrentGenotype:
+        """Return the cell with one more node; a node has one input, so there is nothing to merge.
+
+        ``additions`` maps ``"cell"`` to the one shortcut ``((source, activation),)``.
+        """
+        nodes = list(self.nodes)
+        for key, learner in additions.items():
+            if key != CELL_KEY:
+                raise GenotypeError(f"nodes: has no key {key!r}; there is {CELL_KEY}.")
+            if len(learner) != 1:
+                raise GenotypeError(
+                    "a recurrent cell grows by one node at a time: i_max must be 1 but got"
+                    f" {len(learner)}."
+                )
+            ((source, activation),) = learner
+            known = [node_name(i) for i in range(len(nodes) + 1)]
+            if source not in known:
+                raise GenotypeError(f"nodes: source must be {_one_of(known)} but got {source!r}.")
+            nodes.append((activation, known.index(source)))
+        return RecurrentGenotype(nodes)
+
+    @classmethod
+    def from_darts(cls, text: str) -> RecurrentGenotype:
+        """Read DARTS's form, ``Genotype(recurrent=[('relu', 0), ...], concat=range(1, 9))``.
+
+        An assignment ``NAME = Genotype(...)`` is read as well. Nothing is executed. ``concat`` must
+        name all nodes, as in every cell that DARTS published.
+        """
+        fields = _darts_fields(text)
+        for name in ("recurrent", "concat"):
+            if name not in fields:
+                raise GenotypeError(f"{name}: is missing in {_show(text)}.")
+        genotype = cls(fields["recurrent"])
+        everything = list(range(1, len(genotype.nodes) + 1))
+        concat = _as_list(fields["concat"])
+        if concat is None or sorted(concat) != everything:
+            raise GenotypeError(
+                f"concat: must be all nodes, 1 to {everything[-1]}, but got"
+                f" {_show(fields['concat'])}."
+            )
+        return genotype
+
+    def to_darts(self) -> str:
+        """Return the genotype as DARTS's genotypes.py has it."""
+        return f"Genotype(recurrent={list(self.nodes)!r}, concat=range(1, {len(self.nodes) + 1}))"
+
+    @classmethod
+    def _from_fields(cls, fields: Mapping[str, Any]) -> RecurrentGenotype:
+        if "nodes" not in fields:
+            raise GenotypeError("nodes: is missing.")
+        unknown = sorted(map(str, fields.keys() - {"nodes"}))
+        if unknown:
+            raise GenotypeError(f"{unknown[0]}: is not a key of a recurrent genotype.")
+        return cls(fields["nodes"])
+
+    def _to_fields(self) -> dict[str, Any]:
+        return {"nodes": [list(node) for node in self.nodes]}
+
+
+def _check_node(index: int, node: object) -> Node:
+    place = f"nodes[{index}]"
+    pair = _as_list(node)
+    if pair is None or len(pair) != 2:
+        raise GenotypeError(f"{place}: must be [activation, predecessor] but got {_show(node)}.")
+    activation, predecessor = pair
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        why = " (no connection is no node)" if activation == "none" else ""
+        raise GenotypeError(
+            f"{place}: activation must be {_one_of(ACTIVATIONS)} but got {_show(activation)}{why}."
+        )
+    whole = isinstance(predecessor, int) and not isinstance(predecessor, bool)
+    if not whole or not 0 <= predecessor <= index:
+        raise GenotypeError(
+            f"{place}: predecessor must be a whole number from 0 to {index} but got"
+            f" {_show(predecessor)}."
+        )
+    return activation, predecessor
+
+
+def _darts_fields(text: str) -> dict[str, Any]:
+    problem = GenotypeError(
+        "DARTS's form must be Genotype(recurrent=[(activation, predecessor), ...],"
+        f" concat=range(1, n)) but got {_show(text)}."
+    )
+    try:
+        (statement,) = ast.parse(text.strip()).body
+    except (SyntaxError, ValueError, AttributeError, MemoryError, RecursionError):
+        raise problem from None
+    call = getattr(statement, "value", None)
+    if not isinstance(call, ast.Call) or getattr(call.func, "id", None) != "Genotype" or call.args:
+        raise problem
+    try:
+        return {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
+    except (ValueError, TypeError):
+        raise problem from None
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return the value of a literal, or of ``range(...)`` with literals as a list."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "range":
+        bounds = [ast.literal_eval(argument) for argument in node.args]
+        if any(abs(bound) > 1000 for bound in bounds):
+            raise ValueError("range out of bounds")
+        return list(range(*bounds))
+    return ast.literal_eval(node)

@@ -1,0 +1,364 @@
+"""The networks of the recurrent space: language models whose cell can grow.
+
+Embedding, one recurrent cell, and a decoder that shares its weights with the embedding. The seed's
+cell has a single relu node on s0; every growth adds one node.
+
+The output of a cell is the average of its nodes, ``s_1 + Σ η_i (s_i − s_1)``: η_i is the share of
+node i, and with all η_i = 1/n it is DARTS's mean. A new node has the share 0, so that the function
+of the parent is preserved, and learns its share like every other parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nni_petridish.core.genotype import Shortcut
+from nni_petridish.core.weak_learner import AlphaTable, JointWeakLearner, Site, WeakLearner
+from nni_petridish.errors import ConfigError
+from nni_petridish.kernels.cross_entropy import linear_cross_entropy
+from nni_petridish.kernels.deferred import HasLastNorm, Unnormalized
+from nni_petridish.kernels.deferred_candidates import HiddenCandidate
+from nni_petridish.kernels.gates import ACTIVATION_FUNCTIONS, highways
+from nni_petridish.kernels.recurrence import Wiring, differentiable, run_recurrence
+from search_spaces.recurrent.genotype import CELL_KEY, RecurrentGenotype, node_name
+
+if TYPE_CHECKING:
+    from search_spaces.recurrent.space import RecurrentSpace
+
+#: DARTS's: every weight starts uniform in ±0.04.
+INIT_RANGE = 0.04
+DROPOUTS = ("words", "inputs", "cell_inputs", "hidden", "outputs")
+
+
+class Node(nn.Module):
+    """``[c, a] = (m∘z) W``, ``s = z + σ(c)·(f(a) − z)``: a node with its predecessor z."""
+
+    def __init__(self, hidden: int, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.weight = _uniform(hidden, 2 * hidden)
+
+    def forward(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return s."""
+        return highway(z, _masked(z, mask) @ self.weight, self.activation)
+
+    def extra_repr(self) -> str:
+        """Show width and activation."""
+        return f"{self.weight.shape[0]}, {self.activation}"
+
+
+def highway(z: Tensor, gates: Tensor, activation: str) -> Tensor:
+    """Return ``z + σ(c)·(f(a) − z)`` for gates = [c, a]."""
+    c, a = gates.chunk(2, -1)
+    return torch.lerp(z, ACTIVATION_FUNCTIONS[activation](a), torch.sigmoid(c))
+
+
+class CandidateNode(nn.Module, HasLastNorm):
+    """A node while it is a candidate: normalised over all steps, so that |α| compares."""
+
+    def __init__(self, hidden: int, activation: str) -> None:
+        super().__init__()
+        self.node = Node(hidden, activation)
+        self.norm = nn.BatchNorm2d(hidden, affine=False)
+
+    def forward(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return norm(s)."""
+        return self.norm(as_images(self.node(z, mask))).view_as(z)
+
+    def last_norm(self) -> nn.BatchNorm2d:
+        """Return the norm."""
+        return self.norm
+
+
+class Candidates(JointWeakLearner):
+    """The joint weak learner, with one matrix product for all candidates of a predecessor.
+
+    States are images of one pixel here, see `as_images`.
+    """
+
+    mask: Tensor | None = None
+
+    def _candidates(self, z: Mapping[str, Tensor]) -> list[Tensor]:
+        return [op.norm(state) for op, state in self._states(z)]
+
+    def _unnormalized_candidates(
+        self, z: Mapping[str, Tensor]
+    ) -> list[Unnormalized | HiddenCandidate]:
+        return [Unnormalized.from_value(state, op) for op, state in self._states(z)]
+
+    def _states(self, z: Mapping[str, Tensor]) -> Iterator[tuple[CandidateNode, Tensor]]:
+        """Yield every candidate with its state; those of one predecessor follow each other."""
+        candidates = [cast(CandidateNode, op) for op in self.ops]
+        pairs = zip(self.table.shortcuts, candidates, strict=True)
+        for source, own in groupby(pairs, key=lambda pair: pair[0][0]):
+            ops = [op for _, op in own]
+            rows = z[source].flatten(1)
+            mask = self.mask
+            masked = rows if mask is None else (rows.view(-1, *mask.shape) * mask).view_as(rows)
+            states = highways(
+                rows,
+                masked,
+                [op.node.activation for op in ops],
+                [op.node.weight for op in ops],
+            )
+            yield from zip(ops, map(as_images, states), strict=True)
+
+
+def as_images(states: Tensor) -> Tensor:
+    """View states, shape (..., hidden), as images of one pixel whose channels are the units."""
+    return states.reshape(-1, states.shape[-1], 1, 1)
+
+
+class OnlyOne(nn.Module):
+    """op_merge of a node, which has one input."""
+
+    def forward(self, shortcuts: Sequence[Tensor]) -> Tensor:
+        """Return the one there is."""
+        (only,) = shortcuts
+        return only
+
+
+class RecurrentCell(Site):
+    """The cell: a site x_k = h(t), whose weak learners are its nodes after the first.
+
+    Parameters
+    ----------
+    embedding, hidden
+        Width of its input and of its state.
+    activation
+        Of the first node, which reads s0.
+    op_names
+        The eligible activations.
+    max_nodes
+        How many nodes it may grow to.
+    """
+
+    def __init__(
+        self, embedding: int, hidden: int, activation: str, op_names: Sequence[str], max_nodes: int
+    ) -> None:
+        super().__init__(CELL_KEY, [node_name(0), node_name(1)], op_names)
+        self.embedding, self.hidden, self.max_nodes = embedding, hidden, max_nodes
+        self.weight = _uniform(embedding + hidden, 2 * hidden)
+        self.first = Node(hidden, activation)
+
+    def nodes(self) -> list[tuple[str, int]]:
+        """Return ``(activation, predecessor)`` of every node."""
+        shortcuts = [learner.shortcuts[0] for learner in self._finished()]
+        return [(self.first.activation, 0), *((op, int(source[1:])) for source, op in shortcuts)]
+
+    def average(self) -> Tensor:
+        """Return the share of every node in the output; they add up to 1."""
+        etas = [learner.eta for learner in self._finished()]
+        return torch.stack([1 - sum(etas, self.weight.new_zeros(())), *etas])
+
+    def eligible_shortcuts(self) -> list[Shortcut]:
+        """Return every (earlier node, activation); none if the cell has all nodes it may have."""
+        n = len(self.learners) + 1
+        earlier = range(n + 1) if n < self.max_nodes else ()
+        return [(node_name(i), op) for i in earlier for op in self.op_names]
+
+    def make_op(self, source: str, op: str) -> nn.Module:
+        """Make a candidate node."""
+        return CandidateNode(self.hidden, op)
+
+    def make_merge(self, merge: str, weights: Sequence[float] | None, n: int) -> nn.Module:
+        """Merge nothing: a node has one input."""
+        return OnlyOne()
+
+    def make_weak_learner(
+        self,
+        table: AlphaTable,
+        ops: Sequence[nn.Module],
+        adapters: Mapping[str, nn.Module],
+        weak_learning: str,
+    ) -> JointWeakLearner:
+        """Make the joint weak learner that computes the candidates of a predecessor together."""
+        return Candidates(table, ops, adapters, weak_learning)
+
+    def finish_op(self, op: nn.Module) -> nn.Module:
+        """Keep the node alone: DARTS's cell has no normalisation."""
+        return op.node if isinstance(op, CandidateNode) else op
+
+    def add_learner(self, shortcuts: Sequence[Shortcut], merge: str) -> None:
+        """Add a node with fresh weights; all nodes then have the same share."""
+        super().add_learner(shortcuts, merge)
+        with torch.no_grad():
+            for other in self._finished():
+                other.eta.fill_(1 / (len(self.learners) + 1))
+
+    def forward(self, x: Tensor, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return h(t) for all steps, shape (steps, batch, hidden).
+
+        Parameters
+        ----------
+        x
+            Inputs, shape (steps, batch, embedding).
+        h
+            State before the first step, shape (batch, hidden).
+        mask
+            Locked dropout of the hidden units, shape (batch, hidden).
+        """
+        input_weight, weight_0 = self.weight.split([self.embedding, self.hidden])
+        projected = x @ input_weight
+        weak = self.weak_learner
+        if isinstance(weak, Candidates):
+            weak.mask = mask
+        if weak is not None and weak.scale is not None:
+            return self._step_by_step(projected, h, mask, weight_0)
+        wiring = Wiring(self.nodes())
+        weights = [self.first.weight, *(cast(Node, x.ops[0]).weight for x in self._finished())]
+        average = self.average()
+        run = run_recurrence(wiring, projected, h, mask, weight_0, weights, average)
+        if not torch.is_grad_enabled():
+            return run.outputs
+        # sf hides the value of x_c and sg cuts its inputs, so that all states are known before any
+        # candidate is evaluated: the candidates of all steps are one batch.
+        hidden_sum = None
+        if weak is not None:
+            states = {node_name(i): run.state(i) for i in range(len(weights) + 1)}
+            hidden_sum = self._add_candidates(torch.zeros_like(run.outputs), states)
+        return differentiable(run, hidden_sum, projected, h, weight_0, weights, average)
+
+    def boost(self, x_k: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """Return s_1 + Σ η_i (s_i − s_1), and + x_c while candidates learn jointly."""
+        return self._boost(x_k, inputs, None)
+
+    def _boost(self, x_k: Tensor, inputs: dict[str, Tensor], mask: Tensor | None) -> Tensor:
+        first = x_k
+        for i, learner in enumerate(self._finished(), 2):
+            state = learner.ops[0](inputs[learner.shortcuts[0][0]], mask)
+            inputs[node_name(i)] = state
+            x_k = x_k + learner.eta * (state - first)
+        return self._add_candidates(x_k, inputs)
+
+    def _add_candidates(self, x_k: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        if self.weak_learner is None:
+            return x_k
+        images = {name: as_images(state) for name, state in inputs.items()}
+        result: Tensor = self.weak_learner(as_images(x_k), images)
+        return result.view_as(x_k)
+
+    def _step_by_step(
+        self, projected: Tensor, h: Tensor, mask: Tensor | None, weight_0: Tensor
+    ) -> Tensor:
+        """Compute one step after the other: candidates that learn jointly change the states."""
+        outputs = []
+        for own in projected.unbind(0):
+            s_0 = highway(h, own + _masked(h, mask) @ weight_0, "tanh")
+            s_1 = self.first(s_0, mask)
+            h = self._boost(s_1, {node_name(0): s_0, node_name(1): s_1}, mask)
+            outputs.append(h)
+        return torch.stack(outputs)
+
+    def _finished(self) -> list[WeakLearner]:
+        return [learner for learner in self.learners if isinstance(learner, WeakLearner)]
+
+
+class RecurrentNetwork(nn.Module):
+    """A language model of the recurrent space; made by `RecurrentSpace.build`."""
+
+    genotype: RecurrentGenotype
+
+    def __init__(self, space: RecurrentSpace, genotype: RecurrentGenotype, final: bool) -> None:
+        super().__init__()
+        self.genotype = genotype
+        self.dropout = dict.fromkeys(DROPOUTS, 0.0)
+        self.embedding = _uniform(space.vocabulary, space.embedding)
+        self.bias = nn.Parameter(torch.zeros(space.vocabulary))
+        (activation, _), *others = genotype.nodes
+        hidden = space.hidden or space.embedding
+        self.cell = RecurrentCell(
+            space.embedding, hidden, activation, space.activations(), space.max_nodes
+        )
+        for op, predecessor in others:
+            self.cell.add_learner([(node_name(predecessor), op)], "")
+        if final:
+            for learner in self.cell.learners:
+                cast(WeakLearner, learner).eta.requires_grad_(False)
+        self.project = (
+            nn.Identity()
+            if hidden == space.embedding
+            else nn.Linear(hidden, space.embedding, bias=False)
+        )
+
+    def set_dropout(self, **rates: float) -> None:
+        """Set the rates of dropout by name, see `DROPOUTS`; those not named stay.
+
+        All are locked (variational): drawn once for a sequence, not at every step. ``words`` drops
+        whole words of the embedding, ``inputs`` and ``cell_inputs`` units of embedded words,
+        ``hidden`` what a node reads of a state, ``outputs`` what the decoder reads.
+        """
+        for name, rate in rates.items():
+            if name not in DROPOUTS:
+                raise ConfigError(f"dropout must be one of {', '.join(DROPOUTS)} but got {name!r}.")
+            if not 0 <= rate < 1:
+                raise ConfigError(f"dropout of {name} must be in [0, 1) but got {rate!r}.")
+        self.dropout.update(rates)
+
+    def initial_state(self, batch: int) -> Tensor:
+        """Return the state before the first word."""
+        return self.embedding.new_zeros(batch, self.cell.hidden)
+
+    def forward(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the logits of the next word at every position, and the state after the last.
+
+        Parameters
+        ----------
+        tokens
+            Word numbers, shape (steps, batch).
+        state
+            The state to go on from, shape (batch, hidden); by default the initial one.
+        """
+        outputs, dropped = self.features(tokens, state)
+        return self.decode(dropped), outputs[-1].detach()
+
+    def features(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return h(t) at all steps, as it is and as the decoder sees it (with dropout)."""
+        batch = tokens.shape[1]
+        state = self.initial_state(batch) if state is None else state
+        embedded = F.embedding(tokens, self.embedding)
+        words = self._mask("words", len(self.embedding), 1)
+        if words is not None:
+            embedded = embedded * F.embedding(tokens, words)
+        width = embedded.shape[-1]
+        for name in ("inputs", "cell_inputs"):
+            embedded = _masked(embedded, self._mask(name, batch, width))
+        outputs = self.cell(embedded, state, self._mask("hidden", batch, self.cell.hidden))
+        return outputs, _masked(outputs, self._mask("outputs", batch, self.cell.hidden))
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Return the logits for what the decoder sees; its weights are the embedding's."""
+        return F.linear(self.project(features), self.embedding, self.bias)
+
+    def loss(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the words that follow, for what the decoder sees."""
+        return linear_cross_entropy(
+            self.project(features).flatten(0, 1), self.embedding, self.bias, targets.flatten()
+        )
+
+    def multiply_adds(self) -> int:
+        """Return the multiply-adds of one word: of all matrix products, the decoder's included."""
+        nodes = len(self.cell.learners) + 1
+        projection = self.project.weight.numel() if isinstance(self.project, nn.Linear) else 0
+        own = self.cell.weight.numel() + nodes * self.cell.first.weight.numel()
+        return own + projection + self.embedding.numel()
+
+    def _mask(self, name: str, *shape: int) -> Tensor | None:
+        rate = self.dropout[name]
+        if not self.training or rate == 0:
+            return None
+        return self.embedding.new_empty(shape).bernoulli_(1 - rate).div_(1 - rate)
+
+
+def _uniform(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape).uniform_(-INIT_RANGE, INIT_RANGE))
+
+
+def _masked(value: Tensor, mask: Tensor | None) -> Tensor:
+    return value if mask is None else value * mask

@@ -1,0 +1,132 @@
+"""The recurrent space of the paper: language models whose cell is one of DARTS's.
+
+The space is a description; torch is needed only to build one of its networks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.errors import ConfigError, GenotypeError
+from search_spaces.recurrent.genotype import ACTIVATIONS, RECURRENT_PRIMITIVES, RecurrentGenotype
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from search_spaces.recurrent.network import RecurrentNetwork
+
+
+@dataclass(frozen=True)
+class RecurrentSpace:
+    """The space of recurrent language models that Petridish grows.
+
+    Parameters
+    ----------
+    vocabulary
+        How many words there are (Penn Treebank: 10,000).
+    embedding
+        Width of the embedding (paper: 850).
+    hidden
+        Width of the cell; the embedding's by default. If it differs, a projection to the width of
+        the embedding comes before the decoder.
+    max_nodes
+        How many nodes a cell may have beside s0 (paper: 8, which is 23M parameters).
+    ops
+        The paper's primitives. ``none``, no connection, may be listed and is never added.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from search_spaces import RecurrentSpace
+    >>> space = RecurrentSpace(vocabulary=50, embedding=8)
+    >>> net = space.build(space.seed())
+    >>> net.genotype.to_json()
+    '{"version": 1, "space": "recurrent", "nodes": [["relu", 0]]}'
+    >>> logits, state = net(torch.zeros(5, 2, dtype=torch.int64))
+    >>> logits.shape, state.shape
+    (torch.Size([5, 2, 50]), torch.Size([2, 8]))
+    """
+
+    vocabulary: int
+    embedding: int = 850
+    hidden: int | None = None
+    max_nodes: int = 8
+    ops: Sequence[str] = field(default=RECURRENT_PRIMITIVES)
+
+    name = "recurrent"
+
+    def __post_init__(self) -> None:
+        if self.hidden is None:
+            object.__setattr__(self, "hidden", self.embedding)
+        object.__setattr__(self, "ops", tuple(self.ops))
+        for name in ("vocabulary", "embedding", "hidden", "max_nodes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1 but got {value!r}.")
+        if not set(self.ops) <= set(RECURRENT_PRIMITIVES) or not self.activations():
+            allowed = ", ".join(ACTIVATIONS)
+            raise ConfigError(f"ops must be among {allowed} (and none) but got {self.ops!r}.")
+
+    def activations(self) -> list[str]:
+        """Return the eligible activations: the ops without ``none``."""
+        return [op for op in self.ops if op != "none"]
+
+    def seed(self) -> RecurrentGenotype:
+        """Return the cell with one relu node on s0, where growth starts."""
+        return RecurrentGenotype.seed()
+
+    def build(self, genotype: Genotype, *, final: bool = False) -> RecurrentNetwork:
+        """Build a network with fresh weights.
+
+        Parameters
+        ----------
+        genotype
+            The architecture.
+        final
+            Fix the output at DARTS's mean of the nodes, for the training of a found cell from
+            scratch. Otherwise the shares of the nodes start there and learn.
+        """
+        from search_spaces.recurrent.network import RecurrentNetwork
+
+        return RecurrentNetwork(self, self.check(genotype), final)
+
+    def check(self, genotype: Genotype) -> RecurrentGenotype:
+        """Return the genotype if it fits this space, else raise `GenotypeError`."""
+        if not isinstance(genotype, RecurrentGenotype):
+            kind = getattr(genotype, "space", type(genotype).__name__)
+            raise GenotypeError(f"space: must be recurrent but got {kind!r}.")
+        if len(genotype.nodes) > self.max_nodes:
+            raise GenotypeError(
+                f"nodes: the space has at most {self.max_nodes} but got {len(genotype.nodes)}."
+            )
+        return genotype
+
+    def model_space(self, max_learners: int | None = None) -> Any:
+        """Return this space for NNI's experiments and strategies, see `GrowableModelSpace`.
+
+        At most ``max_learners`` nodes beside the first are drawn at random; by default as many as
+        a cell may have.
+        """
+        adapter = importlib.import_module("nni_petridish.nni_adapter.space")  # a space needs no NNI
+        most = max_learners or max(1, self.max_nodes - 1)
+        return adapter.model_space(self, most, max_shortcuts=1)
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one word, parameters) of a network of this space."""
+        from nni_petridish.core.complexity import count_parameters
+
+        return cast("RecurrentNetwork", net).multiply_adds(), count_parameters(net)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the space as plain data; ``RecurrentSpace(**data)`` makes it again."""
+        return {
+            "vocabulary": self.vocabulary,
+            "embedding": self.embedding,
+            "hidden": self.hidden,
+            "max_nodes": self.max_nodes,
+            "ops": list(self.ops),
+        }

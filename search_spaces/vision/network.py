@@ -1,0 +1,174 @@
+"""Networks of the vision space.
+
+stem, N normal cells, reduction, N normal, reduction, N normal, BN-ReLU, global average pool,
+linear. A reduction halves the resolution and doubles the filters. The seed's cell, normal or
+reduction, is ``sep_conv_3x3(prev) + skip(prev)``; everything else grows. For ImageNet the stem is
+strided and followed by two transition cells, which are reductions too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nni_petridish.core.genotype import VISION_SOURCES, Shortcut, VisionGenotype
+from nni_petridish.core.weak_learner import Site
+from nni_petridish.errors import ConfigError
+from search_spaces.vision.ops import ConcatProject, DropPath, FactorizedReduce, make_op, project
+from search_spaces.vision.space import TRANSITION, Shape, VisionSpace
+
+
+class Cell(Site):
+    """One cell: a site x_k whose seed is ``sep_conv_3x3(prev) + skip(prev)``.
+
+    Parameters
+    ----------
+    key
+        ``normal``, ``reduce`` or ``cell_00``, ...: the α table.
+    prev_prev, prev
+        The shapes of the outputs of the two cells before.
+    out
+        The shape of this cell's output.
+    op_names
+        The eligible operations.
+    """
+
+    def __init__(
+        self, key: str, prev_prev: Shape, prev: Shape, out: Shape, op_names: Sequence[str]
+    ) -> None:
+        super().__init__(key, VISION_SOURCES, op_names)
+        self.raw = {"prev_prev": prev_prev, "prev": prev}
+        self.out = out
+        # Ops expect the cell's width, at the resolution of prev: a reduction's ops are strided.
+        self.level = prev.level
+        self.need_adapter("prev")
+        self.seed = make_op("sep_conv_3x3", out.channels, self._stride("prev"), affine=True)
+        self.skip = (
+            nn.Identity()
+            if out.level == prev.level
+            else FactorizedReduce(out.channels, out.channels)
+        )
+        self.drop_path = DropPath()
+
+    def make_adapter(self, source: str) -> nn.Module | None:
+        """Project to the cell's width, halving the resolution if it is higher than prev's."""
+        raw = self.raw[source]
+        if raw.level < self.level:
+            return FactorizedReduce(raw.channels, self.out.channels)
+        return None if raw.channels == self.out.channels else project(*self._widths(source))
+
+    def make_op(self, source: str, op: str) -> nn.Module:
+        """Make a candidate; from the cell's inputs it is strided if the cell reduces."""
+        return make_op(op, self.out.channels, self._stride(source))
+
+    def make_merge(self, merge: str, weights: Sequence[float] | None, n: int) -> nn.Module:
+        """Concatenate and project (the paper's choice), or sum."""
+        if merge == "concat_project":
+            return ConcatProject(self.out.channels, n, weights)
+        return super().make_merge(merge, weights, n)
+
+    def drop(self, shortcut: Shortcut, value: Tensor) -> Tensor:
+        """Drop-path on everything but identities, which keep the signal alive."""
+        return value if shortcut[1] == "identity" else self.drop_path(value)
+
+    def forward(self, prev_prev: Tensor, prev: Tensor) -> Tensor:
+        """Return x_k, boosted by its weak learners."""
+        z = self.adapt({"prev_prev": prev_prev, "prev": prev})
+        x_k = self.drop_path(self.seed(z["prev"])) + self.skip(z["prev"])
+        return self.boost(x_k, z)
+
+    def _stride(self, source: str) -> int:
+        return 2 if source in self.sources and self.out.level > self.level else 1
+
+    def _widths(self, source: str) -> tuple[int, int]:
+        return self.raw[source].channels, self.out.channels
+
+
+class AuxiliaryHead(nn.Module):
+    """A second classifier at two thirds of the depth, for the final training only."""
+
+    def __init__(self, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Conv2d(channels, 128, 1, bias=False),
+            nn.BatchNorm2d(128),
+            nn.ReLU(),
+            nn.Conv2d(128, 768, 2, bias=False),
+            nn.BatchNorm2d(768),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(768, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the auxiliary logits."""
+        return self.classifier(self.features(x).flatten(1))
+
+
+class VisionNetwork(nn.Module):
+    """A network of the vision space; made by `VisionSpace.build`."""
+
+    genotype: VisionGenotype
+    memory_format = torch.channels_last
+
+    def __init__(self, space: VisionSpace, genotype: VisionGenotype, auxiliary: bool) -> None:
+        super().__init__()
+        self.genotype = genotype
+        stem, colours = space.stem_shape(), space.image_shape[0]
+        self.stem = nn.Sequential(
+            nn.Conv2d(colours, stem.channels, 3, 2**stem.level, padding=1, bias=False),
+            nn.BatchNorm2d(stem.channels),
+        )
+        self.cells = nn.ModuleList()
+        prev_prev, prev = stem, stem
+        for key, out in zip(space.keys(), space.shapes(), strict=True):
+            # The paper transfers macro models with transitions that are those of the seed.
+            fixed = key == TRANSITION
+            cell = Cell(key, prev_prev, prev, out, () if fixed else space.ops)
+            for learner in () if fixed else genotype.cells[key]:
+                cell.add_learner(learner, genotype.merge)
+            self.cells.append(cell)
+            prev_prev, prev = prev, out
+        self.norm = nn.BatchNorm2d(prev.channels)
+        self.classifier = nn.Linear(prev.channels, space.num_classes)
+        self.auxiliary_at = len(self.cells) - space.num_cells + 2 * space.num_cells // 3
+        self.auxiliary = (
+            AuxiliaryHead(space.shapes()[self.auxiliary_at].channels, space.num_classes)
+            if auxiliary
+            else None
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of a batch of images."""
+        return self._classify(self._run(images)[0])
+
+    def forward_with_auxiliary(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits and those of the auxiliary head."""
+        if self.auxiliary is None:
+            raise ConfigError("the network has no auxiliary head: build it with auxiliary=True.")
+        features, middle = self._run(images)
+        return self._classify(features), self.auxiliary(middle)
+
+    def set_drop_path(self, keep: float, progress: float) -> None:
+        """Set drop-path: linear in depth and in training progress, ``keep`` at the end of both."""
+        drop_paths = [m for m in self.cells.modules() if isinstance(m, DropPath)]
+        for i, drop_path in enumerate(drop_paths):
+            depth = (i + 1) / len(drop_paths)
+            drop_path.keep = 1.0 - (1.0 - keep) * depth * progress
+
+    def _run(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        # Depthwise and 1x1 kernels leave the layout of their input alone: choose it once, here.
+        prev_prev = prev = self.stem(images).contiguous(memory_format=self.memory_format)
+        middle = prev
+        for i, cell in enumerate(self.cells):
+            prev_prev, prev = prev, cell(prev_prev, prev)
+            if i == self.auxiliary_at:
+                middle = prev
+        return prev, middle
+
+    def _classify(self, features: Tensor) -> Tensor:
+        return self.classifier(F.relu(self.norm(features)).mean(dim=(2, 3)))

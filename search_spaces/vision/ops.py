@@ -1,0 +1,311 @@
+"""The unary operations of the vision space, as in DARTS.
+
+``make_op(name, channels, stride, affine=False)`` makes a candidate: its output is normalised by a
+batch norm without affine parameters, so that |α| compares across candidates. With ``affine=True``
+it is an ordinary layer (the seed's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from nni_petridish.core.genotype import VISION_OPS
+from nni_petridish.errors import GenotypeError
+from nni_petridish.kernels.batch_norm import normalize
+from nni_petridish.kernels.deferred import EndsInNorm, SharedInput
+from nni_petridish.kernels.deferred_candidates import HiddenCandidate
+from nni_petridish.kernels.depthwise import DepthwiseConv2d
+from nni_petridish.kernels.late_gradient import BeforeNorm
+from nni_petridish.kernels.moments import has_hooks
+from nni_petridish.kernels.pointwise import can_project, hidden_reduction, projection
+from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3, hidden_pool
+from nni_petridish.kernels.separable import UnitModules, can_fuse, hidden_convs, separable_convs
+from nni_petridish.kernels.switch import fast_kernels_apply
+
+
+class SeparableConvs(nn.Sequential, EndsInNorm):
+    """ReLU, depthwise conv, pointwise conv, batch norm; once or several times in a row.
+
+    Parameters
+    ----------
+    channels
+        Width of input and output.
+    kernel
+        Side of the depthwise kernels.
+    strides
+        The stride of each application.
+    dilation
+        Of the depthwise kernels.
+    affine
+        Whether the last batch norm is affine. The others are: a ReLU follows them.
+    """
+
+    def __init__(
+        self, channels: int, kernel: int, strides: Sequence[int], dilation: int, affine: bool
+    ) -> None:
+        layers: list[nn.Module] = []
+        for i, stride in enumerate(strides):
+            layers += [
+                nn.ReLU(),
+                DepthwiseConv2d(channels, kernel, stride, dilation),
+                nn.Conv2d(channels, channels, 1, bias=False),
+                nn.BatchNorm2d(channels, affine=affine or i < len(strides) - 1),
+            ]
+        super().__init__(*layers)
+
+    def last_norm(self) -> nn.BatchNorm2d:
+        """Return the batch norm at the end."""
+        return cast(nn.BatchNorm2d, [*self][-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised output."""
+        return normalize(self.before_norm(SharedInput(x)), self.last_norm())
+
+    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+        """Return the candidate, if the kernels in C can take it."""
+        return hidden_convs(x, self._units(), self.last_norm())
+
+    def before_norm(self, z: SharedInput) -> BeforeNorm:
+        """Return the output of the last pointwise conv."""
+        units = self._units()
+        if self.training and can_fuse(units, z.value):
+            return separable_convs(z.value, units)
+        x = z.rectified
+        for norm, depthwise, pointwise in units:
+            # In place: the gradient of a batch norm does not need its output.
+            rectified = x if norm is None else F.relu(norm(x), inplace=self.training)
+            x = pointwise(depthwise(rectified))
+        return BeforeNorm(x)
+
+    def _units(self) -> list[UnitModules]:
+        """Return the norm before each ReLU, and what follows it."""
+        layers = cast(Any, [None, *self])
+        return [
+            UnitModules(layers[i], layers[i + 2], layers[i + 3]) for i in range(0, len(self), 4)
+        ]
+
+
+def sep_conv(channels: int, kernel: int, stride: int, affine: bool) -> SeparableConvs:
+    """Separable conv, applied twice; only the first application is strided."""
+    return SeparableConvs(channels, kernel, (stride, 1), 1, affine)
+
+
+def dil_conv(channels: int, kernel: int, stride: int, affine: bool) -> SeparableConvs:
+    """Dilated separable conv (dilation 2), applied once."""
+    return SeparableConvs(channels, kernel, (stride,), 2, affine)
+
+
+class Pool(nn.Sequential, EndsInNorm):
+    """3x3 pooling, ``max`` or ``avg``, and batch norm."""
+
+    def __init__(self, kind: str, channels: int, stride: int, affine: bool) -> None:
+        pool = MaxPool3x3(stride) if kind == "max" else AvgPool3x3(stride)
+        super().__init__(pool, nn.BatchNorm2d(channels, affine=affine))
+
+    def last_norm(self) -> nn.BatchNorm2d:
+        """Return the batch norm at the end."""
+        _, norm = self
+        return cast(nn.BatchNorm2d, norm)
+
+    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+        """Return the candidate, if the kernels in C can take it."""
+        pool, norm = cast(Any, self)
+        return hidden_pool(x, pool, norm)
+
+    def before_norm(self, z: SharedInput) -> BeforeNorm:
+        """Return what the pooling returns."""
+        return BeforeNorm(self[0](z.value))
+
+
+class Identity(nn.BatchNorm2d, EndsInNorm):
+    """The identity, normalised."""
+
+    def last_norm(self) -> nn.BatchNorm2d:
+        """Return the batch norm, which is all there is."""
+        return self
+
+    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+        """Return the candidate, if the kernels in C can take it."""
+        return hidden_pool(x, None, self)
+
+    def before_norm(self, z: SharedInput) -> BeforeNorm:
+        """Return the input."""
+        return BeforeNorm(z.value)
+
+
+class _EvenAndOddPixels(torch.autograd.Function):
+    """The pixels whose row and column are even, and those whose are odd, filled up with zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.shape = x.shape
+        even, odd = _even_and_odd_pixels(x)
+        layout = torch.channels_last
+        return even.contiguous(memory_format=layout), odd.contiguous(memory_format=layout)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        even, odd = grads
+        n, channels, height, width = ctx.shape
+        # In channels_last, unlike the gradient of a slice: mixed layouts slow all that follows.
+        dx = even.new_zeros(n, height, width, channels).permute(0, 3, 1, 2)
+        dx[:, :, ::2, ::2] = even
+        dx[:, :, 1::2, 1::2] = odd[:, :, : height // 2, : width // 2]
+        return dx
+
+
+def _even_and_odd_pixels(x: Tensor) -> tuple[Tensor, Tensor]:
+    even, odd = x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]
+    return even, F.pad(odd, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
+
+
+class FactorizedReduce(nn.Module, EndsInNorm):
+    """Halve the resolution without losing pixels: ReLU, two strided 1x1 convs, batch norm.
+
+    One conv reads the even pixels, the other the odd ones (both phases), and their outputs are
+    concatenated. Odd sizes round up, as a strided 3x3 conv with padding 1 does.
+    """
+
+    def __init__(self, c_in: int, c_out: int, affine: bool = True) -> None:
+        super().__init__()
+        self.even = nn.Conv2d(c_in, c_out // 2, 1, bias=False)
+        self.odd = nn.Conv2d(c_in, c_out - c_out // 2, 1, bias=False)
+        self.norm = nn.BatchNorm2d(c_out, affine=affine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x at half the resolution."""
+        return normalize(self.before_norm(SharedInput(x)), self.norm)
+
+    def last_norm(self) -> nn.BatchNorm2d:
+        """Return the batch norm at the end."""
+        return self.norm
+
+    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+        """Return the candidate, if the kernels in C can take it."""
+        return hidden_reduction(x, [self.even, self.odd], self.norm)
+
+    def before_norm(self, z: SharedInput) -> BeforeNorm:
+        """Return the two convs, concatenated."""
+        if can_project(z.value, [self.even, self.odd]):
+            return projection(z.value, [self.even, self.odd])
+        # The pixels are picked, not strided over by the convs: the weight gradient of a strided 1x1
+        # conv in channels_last corrupts memory at few channels in torch 2.15 on the CPU.
+        x = z.rectified
+        if self.training and fast_kernels_apply(x):
+            even, odd = _EvenAndOddPixels.apply(x)
+        else:
+            even, odd = _even_and_odd_pixels(x)
+        return BeforeNorm(torch.cat([self.even(even), self.odd(odd)], dim=1))
+
+
+class ReluConvNorm(nn.Sequential):
+    """ReLU, 1x1 conv, batch norm; see `project`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x at the other width."""
+        relu, *rest = cast(Any, self)
+        if type(relu) is nn.ReLU and not has_hooks(relu) and len(rest) == 2:
+            conv, norm = rest
+            if can_project(x, [conv]):
+                return normalize(projection(x, [conv]), norm)
+        return super().forward(x)
+
+
+def project(c_in: int, c_out: int) -> ReluConvNorm:
+    """ReLU, 1x1 conv, batch norm: brings an input to the width of a cell."""
+    return ReluConvNorm(nn.ReLU(), nn.Conv2d(c_in, c_out, 1, bias=False), nn.BatchNorm2d(c_out))
+
+
+def _identity(channels: int, stride: int, affine: bool) -> nn.Module:
+    if stride == 1:
+        return Identity(channels, affine=affine)
+    return FactorizedReduce(channels, channels, affine)
+
+
+_MAKERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
+    "sep_conv_3x3": lambda c, stride, affine: sep_conv(c, 3, stride, affine),
+    "sep_conv_5x5": lambda c, stride, affine: sep_conv(c, 5, stride, affine),
+    "dil_conv_3x3": lambda c, stride, affine: dil_conv(c, 3, stride, affine),
+    "dil_conv_5x5": lambda c, stride, affine: dil_conv(c, 5, stride, affine),
+    "max_pool_3x3": lambda c, stride, affine: Pool("max", c, stride, affine),
+    "avg_pool_3x3": lambda c, stride, affine: Pool("avg", c, stride, affine),
+    "identity": _identity,
+}
+
+
+def make_op(name: str, channels: int, stride: int = 1, affine: bool = False) -> nn.Module:
+    """Make the operation ``name`` on ``channels`` channels, normalised at its end.
+
+    Parameters
+    ----------
+    name
+        One of `nni_petridish.core.genotype.VISION_OPS`.
+    channels
+        Its number of input and output channels.
+    stride
+        1, or 2 where it halves the resolution (identity: a factorized reduce).
+    affine
+        Whether the batch norm at the end has a scale and a shift; a candidate has none.
+    """
+    if name not in _MAKERS:
+        raise GenotypeError(f"op must be one of {', '.join(VISION_OPS)} but got {name!r}.")
+    return _MAKERS[name](channels, stride, affine)
+
+
+class ConcatProject(nn.Module):
+    """op_merge = proj(concat(...)), proj being a 1x1 conv and a batch norm back to x_k's width.
+
+    Parameters
+    ----------
+    channels
+        The width of x_k and of each shortcut.
+    n
+        How many shortcuts are merged.
+    weights
+        If given, proj starts as the sum weighted by them (its kernel is made of blocks α_c·I): the
+        weighted sum of weak learning is a special case of concatenation and projection.
+    """
+
+    def __init__(self, channels: int, n: int, weights: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(n * channels, channels, 1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        if weights is not None:
+            blocks = torch.cat([weight * torch.eye(channels) for weight in weights], dim=1)
+            with torch.no_grad():
+                self.conv.weight.copy_(blocks[:, :, None, None])
+
+    def forward(self, shortcuts: Sequence[Tensor]) -> Tensor:
+        """Return h."""
+        return self.norm(self.conv(torch.cat(list(shortcuts), dim=1)))
+
+
+class DropPath(nn.Module):
+    """Drop the whole branch for some of the images while training (stochastic depth).
+
+    ``keep`` is set from outside by the training recipe: 1 at the start.
+    """
+
+    keep: float
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with each image kept with probability ``keep`` and scaled by its inverse."""
+        if not self.training or self.keep >= 1.0:
+            return x
+        mask = torch.empty((x.shape[0], 1, 1, 1), dtype=x.dtype, device=x.device)
+        return x * mask.bernoulli_(self.keep).div_(self.keep)
+
+    def extra_repr(self) -> str:
+        """Show the probability to keep a branch."""
+        return f"keep={self.keep}"

@@ -1,0 +1,244 @@
+"""The vision space of the paper: cells of DARTS-style ops on a ResNet-like skeleton.
+
+The space is a description; torch is needed only to build one of its networks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nni_petridish.core.genotype import (
+    MERGES,
+    MODES,
+    VISION_OPS,
+    Genotype,
+    VisionGenotype,
+    macro_key,
+)
+from nni_petridish.errors import ConfigError, GenotypeError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from search_spaces.vision.network import VisionNetwork
+
+MIN_IMAGE_SIZE = 8
+STEMS = ("plain", "imagenet")
+TRANSITION = "transition"
+"""Key of the imagenet stem's cells in macro mode, which stay those of the seed."""
+
+
+class Shape(NamedTuple):
+    """Channels of a layer, and by which power of two its resolution is below the image's."""
+
+    channels: int
+    level: int
+
+
+@dataclass(frozen=True)
+class VisionSpace:
+    """The space of image classifiers that Petridish grows.
+
+    Parameters
+    ----------
+    image_shape
+        (channels, height, width); height and width at least 8.
+    num_classes
+        How many classes the network tells apart.
+    cells_per_stage
+        N, the number of normal cells at each resolution (paper: 3 to search, 6 in the end).
+    filters
+        F, the width of the first stage (paper: 16 to search, 32 in the end).
+    mode
+        ``"cell"``: one α table per cell type; ``"macro"``: one per cell.
+    stages
+        How many resolutions there are; a reduction cell lies between two of them.
+    ops
+        The eligible operations.
+    merge
+        op_merge of the seed's descendants: ``"concat_project"`` or ``"weighted_sum"``.
+    stem_multiplier
+        The stem's width in units of the filters that the cells start with.
+    stem
+        ``"plain"``: the cells start at the image's resolution. ``"imagenet"``: a strided conv and
+        two transition cells bring 224x224 images to 28x28 with F filters first.
+
+    Examples
+    --------
+    >>> from search_spaces import VisionSpace
+    >>> space = VisionSpace((1, 8, 8), num_classes=10, cells_per_stage=1, filters=8)
+    >>> net = space.build(space.seed())
+    >>> net.genotype.to_json()
+    '{"version": 1, "space": "vision", "mode": "cell", "cells": {"normal": [], "reduce": []}}'
+    """
+
+    image_shape: Sequence[int]
+    num_classes: int
+    cells_per_stage: int = 3
+    filters: int = 16
+    mode: str = "cell"
+    stages: int = 3
+    ops: Sequence[str] = field(default=VISION_OPS)
+    merge: str = "concat_project"
+    stem_multiplier: int = 3
+    stem: str = "plain"
+
+    name = "vision"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_shape", tuple(self.image_shape))
+        object.__setattr__(self, "ops", tuple(self.ops))
+        _check_image_shape(self.image_shape)
+        for name in ("num_classes", "cells_per_stage", "filters", "stages", "stem_multiplier"):
+            _check_count(name, getattr(self, name))
+        for name, allowed in (("mode", MODES), ("merge", MERGES), ("stem", STEMS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(allowed)} but got {getattr(self, name)!r}."
+                )
+        if not self.ops or not set(self.ops) <= set(VISION_OPS):
+            raise ConfigError(f"ops must be among {', '.join(VISION_OPS)} but got {self.ops!r}.")
+        size, halvings = min(self.image_shape[1:]), self.shapes()[-1].level
+        if 2**halvings > size:
+            stem = " behind an imagenet stem" if self.stem == "imagenet" else ""
+            raise ConfigError(
+                f"stages must halve a {size}x{size} image at most {size.bit_length() - 1} times"
+                f" but got {self.stages} stages{stem}."
+            )
+
+    def seed(self) -> VisionGenotype:
+        """Return the simplest member of the space, where growth starts."""
+        return VisionGenotype.seed(self.mode, self.num_cells, self.merge)
+
+    def build(self, genotype: Genotype, *, auxiliary: bool = False) -> VisionNetwork:
+        """Build a network with fresh weights.
+
+        Parameters
+        ----------
+        genotype
+            The architecture.
+        auxiliary
+            Whether to add the auxiliary head of the final training.
+        """
+        import torch
+
+        from search_spaces.vision.network import VisionNetwork
+
+        net = VisionNetwork(self, self.check(genotype), auxiliary)
+        return net.to(memory_format=torch.channels_last)
+
+    def check(self, genotype: Genotype) -> VisionGenotype:
+        """Return the genotype if it fits this space, else raise `GenotypeError`."""
+        if not isinstance(genotype, VisionGenotype):
+            kind = getattr(genotype, "space", type(genotype).__name__)
+            raise GenotypeError(f"space: must be vision but got {kind!r}.")
+        if genotype.mode != self.mode:
+            raise GenotypeError(f"mode: the space's is {self.mode!r} but got {genotype.mode!r}.")
+        if self.mode == "macro" and len(genotype.cells) != self.num_cells:
+            raise GenotypeError(
+                f"cells: the space has {self.num_cells} cells but got {len(genotype.cells)}."
+            )
+        return genotype
+
+    def deepened(self, genotype: Genotype, cells_per_stage: int) -> VisionGenotype:
+        """Return what an architecture of this space is with another N.
+
+        Cells that are all alike need no change. Those of macro mode each have their own: there N
+        can be a multiple, and every normal cell comes so many times in a row.
+        """
+        checked = self.check(genotype)
+        if self.mode == "cell" or cells_per_stage == self.cells_per_stage:
+            return checked
+        times, rest = divmod(cells_per_stage, self.cells_per_stage)
+        if rest or not times:
+            raise ConfigError(
+                f"cells_per_stage must be a multiple of {self.cells_per_stage}, which every cell of"
+                f" a macro model was found with, but got {cells_per_stage}."
+            )
+        reductions = {stage * (self.cells_per_stage + 1) - 1 for stage in range(1, self.stages)}
+        learners = [
+            copy
+            for i, cell in enumerate(checked.cells.values())
+            for copy in [cell] * (1 if i in reductions else times)
+        ]
+        cells = {macro_key(i): cell for i, cell in enumerate(learners)}
+        return VisionGenotype(self.mode, cells, checked.merge)
+
+    @property
+    def num_cells(self) -> int:
+        """The number of cells, reductions included but not the stem's transition cells."""
+        return self.stages * (self.cells_per_stage + 1) - 1
+
+    def stem_shape(self) -> Shape:
+        """Return the output shape of the first conv, which is strided in an imagenet stem."""
+        if self.stem == "plain":
+            return Shape(self.stem_multiplier * self.filters, 0)
+        return Shape(self.stem_multiplier * math.ceil(self.filters / 4), 1)
+
+    def shapes(self) -> list[Shape]:
+        """Return the output shape of every cell, reductions and transitions included."""
+        result = []
+        if self.stem == "imagenet":  # like every reduction, a transition doubles the filters
+            half = max(2, math.ceil(self.filters / 2))  # a factorized reduce needs one per phase
+            result = [Shape(half, 2), Shape(max(2, self.filters), 3)]
+        first = len(result) and result[-1].level
+        for stage in range(self.stages):
+            shape = Shape(self.filters * 2**stage, first + stage)
+            result += [shape] * (self.cells_per_stage + (stage > 0))
+        return result
+
+    def keys(self) -> list[str]:
+        """Return the α table's key of every cell."""
+        shapes = self.shapes()
+        if self.mode == "macro":
+            transitions = len(shapes) - self.num_cells
+            return [TRANSITION] * transitions + [macro_key(i) for i in range(self.num_cells)]
+        levels = [self.stem_shape().level, *(shape.level for shape in shapes)]
+        return [
+            "reduce" if after > before else "normal" for before, after in itertools.pairwise(levels)
+        ]
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one image, parameters) of a network of this space."""
+        from nni_petridish.core.complexity import count_multiply_adds, count_parameters
+
+        return count_multiply_adds(net, self.image_shape), count_parameters(net)
+
+    def model_space(self, max_learners: int = 3, max_shortcuts: int = 3) -> Any:
+        """Return this space for NNI's experiments and strategies, see `GrowableModelSpace`."""
+        adapter = importlib.import_module("nni_petridish.nni_adapter.space")  # a space needs no NNI
+        return adapter.model_space(self, max_learners, max_shortcuts)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the space as plain data; ``VisionSpace(**data)`` makes it again."""
+        return {
+            "image_shape": list(self.image_shape),
+            "num_classes": self.num_classes,
+            "cells_per_stage": self.cells_per_stage,
+            "filters": self.filters,
+            "mode": self.mode,
+            "stages": self.stages,
+            "ops": list(self.ops),
+            "merge": self.merge,
+            "stem_multiplier": self.stem_multiplier,
+            "stem": self.stem,
+        }
+
+
+def _check_image_shape(shape: Sequence[int]) -> None:
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in shape)
+    if len(shape) != 3 or not whole or shape[0] < 1 or min(shape[1:]) < MIN_IMAGE_SIZE:
+        raise ConfigError(
+            "image_shape must be (channels, height, width), at least"
+            f" (1, {MIN_IMAGE_SIZE}, {MIN_IMAGE_SIZE}), but got {tuple(shape)!r}."
+        )
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1 but got {value!r}.")

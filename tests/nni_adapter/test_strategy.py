@@ -1,0 +1,754 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nni
+import numpy as np
+import pytest
+import torch
+from nni.experiment.config import RemoteConfig, RemoteMachineConfig
+from nni.mutable import SampleValidationError
+from nni.nas.evaluator import FunctionalEvaluator
+from nni.nas.execution import ExecutionEngine
+from nni.nas.execution.event import FinalMetricEvent, TrainingEndEvent
+from nni.nas.experiment import NasExperiment, NasExperimentConfig
+from nni.nas.nn.pytorch import ModelSpace
+from nni.nas.space import ModelStatus, RawFormatModelSpace, SimplifiedModelSpace
+from nni.nas.strategy import TPE, GridSearch, Random, RegularizedEvolution
+from nni.tools.nnictl import config_utils
+
+from nni_petridish import Genotype
+from nni_petridish.errors import ConfigError, GalleryError, Interrupted, SearchError, TrainingError
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.nni_adapter.engine import Roll, engine_concurrency, engine_machines
+from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator
+from nni_petridish.nni_adapter.evaluators.recipe import RecipeEvaluator
+from nni_petridish.nni_adapter.evaluators.task import EvaluatorTask, Metric
+from nni_petridish.nni_adapter.space import growable_space, model_space
+from nni_petridish.nni_adapter.strategy import Petridish
+from nni_petridish.running.config import SearchConfig
+from nni_petridish.running.coordinator import Coordinator
+from nni_petridish.running.growth import Plan, Watcher, run_growth
+from nni_petridish.running.runner import run_search
+from nni_petridish.search.records import Growth
+from nni_petridish.search.settings import Limits, SearchSettings
+from nni_petridish.tasks.task import VisionTask
+from nni_petridish.tasks.vision.data import load_data
+from nni_petridish.tasks.vision.recipe import Recipe
+from search_spaces import RecurrentSpace, VisionSpace
+from tests.support import nni_evaluators as users
+
+SPACE = VisionSpace((1, 8, 8), 10, cells_per_stage=1, filters=4, stages=2)
+SHORT = {"seed_epochs": 1, "weak_epochs": 1, "final_epochs": 1}
+DIGITS = {"limit": 64, "validation": 64}
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NNI lists all experiments in the user's home; those of tests do not belong there."""
+    home = str(tmp_path / "home")
+    os.makedirs(home)
+    monkeypatch.setattr(config_utils.Experiments.__init__, "__defaults__", (home,))
+
+
+def experiment(
+    tmp_path: Path, strategy: Any, evaluator: Any, models: int | None = None, **options: Any
+) -> NasExperiment:
+    config = NasExperimentConfig(
+        execution_engine="sequential", model_format=options.pop("format", "simplified")
+    )
+    config.max_trial_number = models
+    config.experiment_working_directory = tmp_path / "experiments"
+    space = options.pop("space", None) or SPACE.model_space()
+    return NasExperiment(space, evaluator, strategy, config, **options)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    """Start experiments that are stopped when the test ends."""
+    started: list[NasExperiment] = []
+
+    def run(strategy: Any, evaluator: Any, action: str = "run", **options: Any) -> NasExperiment:
+        started.append(experiment(tmp_path, strategy, evaluator, **options))
+        getattr(started[-1], action)()
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.stop()
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    return Gallery(folder).journal.read_all()
+
+
+def by_hand(**arguments: Any) -> FunctionalEvaluator:
+    return FunctionalEvaluator(users.train_by_hand, **arguments)
+
+
+# The space.
+
+
+def test_samples_and_genotypes_are_two_ways_to_say_the_same() -> None:
+    space = SPACE.model_space()
+    for i in range(20):
+        sample: dict[str, Any] = {}
+        net = space.random(sample, np.random.RandomState(i))
+        assert space.sample(net.genotype) == sample == json.loads(json.dumps(sample))
+        assert space.genotype(sample) == net.genotype
+        assert net.genotype.growths <= 3
+    assert space.default().genotype == SPACE.seed()
+
+
+def test_samples_that_are_no_genotypes_are_refused() -> None:
+    space = SPACE.model_space()
+    grown = {"normal": [[["prev", "identity"]]], "reduce": []}
+    assert space.contains(grown)
+    for wrong in (
+        {"normal": []},
+        {**grown, "reduce": 3},
+        {**grown, "reduce": [[]]},
+        {**grown, "reduce": [[["h0", "identity"]]]},
+        {**grown, "reduce": [[["prev", "conv_9x9"]]]},
+    ):
+        assert not space.contains(wrong)
+        with pytest.raises(SampleValidationError):
+            space.freeze(wrong)
+
+
+def test_a_grid_begins_with_the_seed_and_repeats_nothing() -> None:
+    space = model_space(SPACE, max_learners=1, max_shortcuts=1)
+    choice = space.simplify()["normal"]
+    grid = list(choice.grid())
+    assert grid[0] == []
+    assert len(grid) == 1 + 2 * 7 == len({json.dumps(learners) for learners in grid})
+    assert all(value in grid for value in choice.as_legacy_dict()["_value"])
+    pairs = list(model_space(SPACE, 2, 2).simplify()["normal"].grid(granularity=2))
+    # Two shortcuts: both in one learner, or one each in two, where h0 is a source as well.
+    assert len(pairs) == 1 + 14 + 14 * 13 // 2 + 14 * 21
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Random(seed=1),
+        RegularizedEvolution(population_size=2, sample_size=2, mutation_prob=0.7, seed=1),
+        GridSearch(shuffle=False),
+        TPE(seed=1),
+    ],
+    ids=lambda strategy: type(strategy).__name__,
+)
+def test_other_strategies_search_the_same_space(start: Any, strategy: Any) -> None:
+    recipe = RecipeEvaluator("digits", DIGITS, {"epochs": 1, "device": "cpu"})
+    done = start(strategy, recipe, models=4)
+    samples = done.export_top_models(4, formatter="dict")
+    assert len({json.dumps(sample) for sample in samples}) == 4
+    space = SPACE.model_space()
+    assert all(space.contains(sample) for sample in samples)
+
+
+# The strategy, in this process.
+
+
+@pytest.mark.parametrize("format", ["simplified", "raw"])
+def test_a_users_function_searches_and_exports_what_it_trained(
+    tmp_path: Path, start: Any, format: str
+) -> None:
+    folder = tmp_path / "gallery"
+    strategy = Petridish(folder, max_models=3, **SHORT)
+    done = start(strategy, by_hand(), format=format)
+    assert [model.id for model in strategy.models()] == ["g00000", "g00001", "g00002"]
+    assert strategy.models()[0].parent is None
+    best = min(strategy.models(), key=lambda model: (model.error, model.multiply_adds))
+
+    (sample,) = done.export_top_models(1, formatter="dict")
+    (net,) = done.export_top_models(1, formatter="instance")
+    (model,) = done.export_top_models(1)
+    genotype = Genotype.from_dict(Gallery(folder).load_documents(best.id)["genotype"])
+    assert SPACE.model_space().genotype(sample) == genotype == net.genotype
+    # The instance has the trained weights: it is as accurate as was reported.
+    assert users.accuracy(net) == pytest.approx(1 - best.error) == pytest.approx(model.metric)
+    assert len(list(strategy.list_models(sort=False))) == 3
+    with pytest.raises(ValueError, match="code"):
+        done.export_top_models(1, formatter="code")
+
+
+def test_phases_report_to_nni_with_their_names_and_only_once_finally(tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "gallery", {}, {})
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    class Channel(nni.runtime.trial_command_channel.TrialCommandChannel):
+        def send_metric(self, type: str, value: Any, **_: Any) -> None:
+            sent.append((type, value))
+
+    before = nni.runtime.trial_command_channel.get_default_trial_command_channel()
+    nni.runtime.trial_command_channel.set_default_trial_command_channel(Channel())
+    try:
+        for growth in (Growth("g00000", None, 1, 0.01, 2), Growth("g00001", "g00000", 2, 0.01, 2)):
+            evaluators = dict.fromkeys(("seed", "weak", "final"), users.users_lightning())
+            wrapped = GrowthEvaluator(
+                growth, SPACE, evaluators, str(gallery.folder), Plan(2, 1, 2), Metric()
+            )
+            # Through NNI's serializer and back, as to a trial.
+            nni.load(nni.dump(wrapped)).evaluate()
+    finally:
+        nni.runtime.trial_command_channel.set_default_trial_command_channel(before)
+    assert [(type, value.get("phase")) for type, value in sent] == [
+        *[("PERIODICAL", "seed")] * 2,
+        ("FINAL", None),
+        ("PERIODICAL", "weak"),
+        *[("PERIODICAL", "final")] * 2,
+        ("FINAL", None),
+    ]
+    final = sent[-1][1]
+    outcome = gallery.load_documents("g00001")["metrics"]
+    assert final["growth"] == "g00001"
+    assert final["default"] == pytest.approx(1 - outcome["error"])
+    assert final["multiply_adds"] == outcome["multiply_adds"]
+    assert sent[3][1]["epoch"] == 1
+
+
+@pytest.mark.parametrize("make", [users.classification, users.users_lightning])
+def test_lightning_evaluators_learn_weakly_unchanged(
+    tmp_path: Path, start: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator = make()
+    trainer = evaluator.trainer
+    strategy = Petridish(tmp_path / "gallery", max_models=2, final_epochs=2)
+    start(strategy, evaluator)
+    documents = Gallery(tmp_path / "gallery").load_documents("g00001")
+    assert [len(documents["history"][phase]) for phase in ("weak", "final")] == [1, 2]
+    alphas = [row["alpha"] for row in documents["alphas"]["tables"]["normal"]]
+    assert len({round(alpha, 6) for alpha in alphas}) > 1, "α did not learn"
+    assert documents["metrics"]["error"] == pytest.approx(
+        1 - documents["history"]["final"][-1]["metric"]
+    )
+    assert evaluator.trainer is trainer
+    assert trainer.current_epoch == 0, "the user's own trainer was used"
+
+
+def test_what_regression_reports_is_minimised(tmp_path: Path, start: Any) -> None:
+    space = VisionSpace((1, 8, 8), 1, cells_per_stage=1, filters=4, stages=2).model_space()
+    strategy = Petridish(tmp_path / "gallery", max_models=3)
+    done = start(strategy, users.regression(), space=space)
+    errors = [model.error for model in strategy.models()]
+    assert errors == [model.outcome.metrics["metric"] for model in strategy.models()]
+    listed = [model.metric for model in strategy.list_models()]
+    assert listed == sorted(errors)
+    assert done.export_top_models(1)[0].metric == min(errors)
+
+
+def test_the_recipe_grows_what_the_other_fronts_grow(tmp_path: Path, start: Any) -> None:
+    recipe = {"device": "cpu"}
+    start(
+        Petridish(tmp_path / "nni", max_models=3, seed=5, **SHORT),
+        RecipeEvaluator("digits", DIGITS, recipe),
+    )
+    task = VisionTask(SPACE, load_data("digits", **DIGITS), Recipe.named("digits", **recipe))
+    settings = SearchSettings(seed=5, limits=Limits(max_models=3), **SHORT)
+    gallery = Gallery.create(tmp_path / "own", {}, {})
+    with Coordinator(gallery, settings) as coordinator:
+        while isinstance(growth := coordinator.ask(), Growth):
+            run_growth(growth, task, Plan(**SHORT), gallery)
+    for id in gallery.model_ids():
+        weights, documents = gallery.load_model(id)
+        others, other_documents = Gallery(tmp_path / "nni").load_model(id)
+        assert documents["genotype"] == other_documents["genotype"]
+        for name in ("metrics", "lineage", "alphas"):
+            assert documents[name] == other_documents[name]
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_with_ranges_every_growth_chooses_as_the_other_fronts_would(
+    tmp_path: Path, start: Any
+) -> None:
+    given = {"l1": {"low": 1e-5, "high": 0.1}, "i_max": {"low": 1, "high": 2}}
+    strategy = Petridish(tmp_path / "nni", max_models=4, **given, **SHORT)
+    start(strategy, RecipeEvaluator("digits", DIGITS, {"device": "cpu"}))
+    config = SearchConfig.from_parts(
+        {"cells_per_stage": 1, "filters": 4, "stages": 2},
+        {
+            "gallery": "own",
+            "data": {"name": "digits", **DIGITS},
+            "recipe": {"device": "cpu"},
+            "limits": {"max_models": 4},
+            **given,
+            **SHORT,
+        },
+        tmp_path,
+        {},
+    )
+    run_search(config)
+    asked, others = (
+        [event["growth"] for event in journal(tmp_path / name) if event["event"] == "ask"]
+        for name in ("nni", "own")
+    )
+    assert asked == others
+    chosen = [growth for growth in asked if growth["parent"] is not None]
+    assert (chosen[0]["l1"], chosen[0]["i_max"]) == (0.001, 2)  # the paper's, or the nearest
+    assert len({growth["l1"] for growth in chosen}) == 3
+    for model in strategy.models()[1:]:
+        alphas = Gallery(tmp_path / "nni").load_documents(model.id)["alphas"]
+        assert alphas["i_max"] == model.growth.i_max  # the choice was carried out
+    other = Petridish(tmp_path / "nni", max_models=5, **{**given, "i_max": 2}, **SHORT)
+    with pytest.raises(GalleryError, match="i_max"):
+        start(other, RecipeEvaluator("digits", DIGITS, {"device": "cpu"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, (0.01, 1)), ({"l1": 0.5}, (0.5, 1)), ({"l1": {"low": 1e-3, "high": 0.1}}, (0.01, 1))],
+    ids=["default", "number", "range"],
+)
+def test_recurrent_cells_grow_at_their_own_defaults(
+    tmp_path: Path, start: Any, given: dict[str, Any], expected: tuple[float, int]
+) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=2, error=lambda nodes: 1 / nodes, **given)
+    space = RecurrentSpace(vocabulary=20, embedding=4, max_nodes=4).model_space()
+    start(strategy, FunctionalEvaluator(users.count_nodes), space=space)
+    growths = [model.growth for model in strategy.models()]
+    assert [(growth.l1, growth.i_max) for growth in growths] == [expected] * 2
+
+
+def test_a_search_may_start_from_a_model_of_another(tmp_path: Path, start: Any) -> None:
+    first = Petridish(tmp_path / "first", max_models=2, **SHORT)
+    start(first, by_hand())
+    second = Petridish(tmp_path / "second", max_models=2, start=tmp_path / "first", **SHORT)
+    start(second, by_hand())
+    (best, *_) = sorted(first.models(), key=lambda model: (model.error, model.multiply_adds))
+    old = Gallery(tmp_path / "first").load_documents(best.id)["genotype"]["cells"]
+    seed, grown = (
+        Gallery(tmp_path / "second").load_documents(model.id)["genotype"]["cells"]
+        for model in second.models()
+    )
+    assert seed == old
+    assert all(grown[key][:-1] == old[key] for key in old)
+    wider = VisionSpace((1, 8, 8), 10, cells_per_stage=1, filters=5, stages=2).model_space()
+    other = Petridish(tmp_path / "third", max_models=1, start=tmp_path / "first", **SHORT)
+    with pytest.raises(ConfigError, match="its filters is 4 but the search's 5"):
+        start(other, by_hand(), space=wider)
+    assert not (tmp_path / "third").exists()
+
+
+def test_each_phase_may_have_its_own_evaluator(tmp_path: Path, start: Any) -> None:
+    strategy = Petridish(
+        tmp_path / "gallery",
+        max_models=2,
+        weak_evaluator=FunctionalEvaluator(users.train_once),
+        final_evaluator=users.classification(2),
+    )
+    start(strategy, by_hand(epochs=3))
+    assert [model.outcome.epochs for model in strategy.models()] == [3, 1 + 2]
+
+
+def test_the_seed_evaluator_trains_the_model_that_a_search_starts_from(
+    tmp_path: Path, start: Any
+) -> None:
+    start(Petridish(tmp_path / "first", max_models=2, **SHORT), by_hand())
+    strategy = Petridish(
+        tmp_path / "second",
+        max_models=2,
+        start=tmp_path / "first",
+        start_model="g00001",  # a grown one: not the space's own seed
+        seed_evaluator=FunctionalEvaluator(users.tell, told=1.0),
+        weak_evaluator=FunctionalEvaluator(users.tell, told=2.0),
+    )
+    start(strategy, FunctionalEvaluator(users.tell, told=3.0))
+    history = [
+        Gallery(tmp_path / "second").load_documents(model.id)["history"]
+        for model in strategy.models()
+    ]
+    told = [{phase: records[-1]["told"] for phase, records in one.items()} for one in history]
+    assert told == [{"seed": 1.0}, {"weak": 2.0, "final": 3.0}]
+    assert [model.outcome.metrics["told"] for model in strategy.models()] == [1.0, 3.0]
+
+
+def test_a_growth_that_fails_is_tried_again_and_then_dropped(tmp_path: Path, start: Any) -> None:
+    for times, lines in ((1, ["fail"]), (2, ["fail", "fail"])):
+        folder, tries = tmp_path / f"gallery{times}", tmp_path / f"tries{times}"
+        tries.mkdir()
+        evaluator = FunctionalEvaluator(users.fail_at_times, folder=str(tries), times=times)
+        strategy = Petridish(folder, max_models=2)
+        start(strategy, evaluator)
+        failures = [event for event in journal(folder) if event["event"] == "fail"]
+        assert [event["event"] for event in failures] == lines
+        assert failures[0]["reason"] == "RuntimeError: trouble number 0 and more about it"
+        # Dropped or not, the search went on until it had its two models.
+        expected = "g00001" if times == 1 else "g00002"
+        assert [model.id for model in strategy.models()] == ["g00000", expected]
+
+
+def test_a_search_without_any_model_says_why(tmp_path: Path, start: Any) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=2, metric="no such metric")
+    with pytest.raises(SearchError, match=r"ended without a model: .*'no such metric'"):
+        start(strategy, by_hand())
+
+
+def test_an_attribute_of_a_users_evaluator_is_not_taken_for_ours(
+    tmp_path: Path, start: Any
+) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=1)
+    start(strategy, users.Tasked())
+    assert len(strategy.models()) == 1
+
+
+def test_an_evaluator_without_any_metric_fails_in_one_line(tmp_path: Path, start: Any) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=1)
+    with pytest.raises(SearchError, match="ended without a model"):
+        start(strategy, users.Silent())
+    reasons = {e["reason"] for e in journal(tmp_path / "gallery") if e["event"] == "fail"}
+    (reason,) = reasons
+    assert "must report a metric or a validation_error after every epoch" in reason
+    assert reason.endswith("but reported epoch, loss.")
+
+
+def test_a_trial_of_the_strategy_is_alone_and_visibly_alive(tmp_path: Path, start: Any) -> None:
+    folder = tmp_path / "gallery"
+    strategy = Petridish(folder, max_models=1)
+    start(strategy, FunctionalEvaluator(users.look_at_work, folder=str(folder)))
+    (model,) = strategy.models()
+    assert (model.outcome.metrics["pulse"], model.outcome.metrics["lock"]) == (1.0, 1.0)
+
+
+def test_a_growth_that_the_user_interrupts_is_given_back(tmp_path: Path, start: Any) -> None:
+    start(Petridish(tmp_path / "gallery"), FunctionalEvaluator(users.interrupt))
+    assert [event["event"] for event in journal(tmp_path / "gallery")] == ["ask", "release"]
+
+
+TERMINATED = """
+import sys
+from nni.nas.evaluator import FunctionalEvaluator
+from nni_petridish.nni_adapter.evaluators.task import Metric
+from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator
+from nni_petridish.search.settings import Plan
+from nni_petridish.search.records import Growth
+from tests.support.nni_evaluators import terminate
+from tests.nni_adapter.test_strategy import SPACE
+
+growth = Growth("g00000", None, 1, 0.01, 2)
+evaluators = {"seed": FunctionalEvaluator(terminate)}
+GrowthEvaluator(growth, SPACE, evaluators, sys.argv[1], Plan(1, 1, 1), Metric(), 1).evaluate()
+"""
+
+
+def test_a_trial_that_is_stopped_gives_its_growth_back(tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "gallery", {}, {})
+    command = [sys.executable, "-W", "ignore", "-c", TERMINATED, str(gallery.folder)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=120, check=False)
+    assert done.returncode != 0
+    assert [event["event"] for event in gallery.journal.read_all()] == ["release"]
+
+
+def test_an_interrupted_experiment_resumes(tmp_path: Path, start: Any) -> None:
+    folder = tmp_path / "gallery"
+    first = start(Petridish(folder, max_models=4, **SHORT), by_hand(), models=2)
+    before = [model.sample for model in first.strategy.list_models(sort=False)]
+    first.stop()
+    # As if killed on the way: handed out, and nobody is working on it.
+    settings = SearchSettings(limits=Limits(max_models=4), **SHORT)
+    with Coordinator(Gallery(folder), settings) as coordinator:
+        assert coordinator.ask().id == "g00002"
+    strategy = Petridish(folder, max_models=4, **SHORT)
+    again = start(strategy, by_hand(), "resume", id=first.id)
+    listed = [model.sample for model in strategy.list_models(sort=False)]
+    assert len(listed) == 4
+    assert listed[:2] == before
+    assert len(again.export_top_models(4, formatter="dict")) == 4
+    asked = [event["id"] for event in journal(folder) if event["event"] == "ask"]
+    assert sorted(set(asked)) == ["g00000", "g00001", "g00002", "g00003"]
+    models = [event["id"] for event in journal(folder) if event["event"] == "model"]
+    assert len(models) == len(set(models)) == 4
+
+
+def test_finished_phases_are_not_trained_again(tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "halting", {}, {})
+    task = EvaluatorTask(SPACE, dict.fromkeys(("seed", "weak", "final"), by_hand()))
+    plan = Plan(1, 1, 2)
+    run_growth(Growth("g00000", None, 1, 0.01, 2), task, plan, gallery)
+    child = Growth("g00001", "g00000", 2, 0.01, 2)
+    seen: list[str] = []
+
+    def stop() -> bool:
+        return "final" in seen
+
+    with pytest.raises(Interrupted):
+        run_growth(
+            child, task, plan, gallery, Watcher(lambda phase, record: seen.append(phase), stop)
+        )
+    assert seen == ["weak", "final"]
+    seen.clear()
+    outcome = run_growth(child, task, plan, gallery, Watcher(lambda p, record: seen.append(p)))
+    assert seen == ["final", "final"]
+    straight = Gallery.create(tmp_path / "straight", {}, {})
+    run_growth(Growth("g00000", None, 1, 0.01, 2), task, plan, straight)
+    assert run_growth(child, task, plan, straight) == outcome
+
+
+# What is refused.
+
+
+def test_broken_settings_are_refused_in_one_line(tmp_path: Path, start: Any) -> None:
+    for wrong, pattern in (
+        ({"l1": -1}, "l1 must be at least 0"),
+        ({"i_max": 0}, "i_max must be at least 1"),
+        ({"l1": {"low": 0.1, "high": 0.01}}, "l1.low must be at most l1.high but got 0.1 and 0.01"),
+        ({"l1": {"low": 0.0, "high": 0.1}}, "l1.low must be above 0 but got 0.0"),
+        ({"l1": (0.01, 0.1)}, "l1 must be a number"),
+        ({"i_max": {"low": 0, "high": 2}}, "i_max.low must be at least 1"),
+        ({"i_max": {"low": 1}}, "i_max.high is missing"),
+        (
+            {"l1": {"low": 0.01, "high": 0.1}, "chooser": lambda number: (0.1, 1)},
+            "l1 must not be a range where a chooser is given",
+        ),
+        ({"max_models": "3"}, "max_models must be a whole number"),
+        ({"weak_epochs": 0}, "weak_epochs must be at least 1"),
+        ({"optimize": "best"}, "optimize must be one of auto, maximize, minimize"),
+        ({"l1_schedule": "steep"}, "l1_schedule must be one of"),
+        ({"error": 3}, "error must be a function"),
+    ):
+        with pytest.raises(ConfigError, match=pattern):
+            Petridish(tmp_path / "gallery", **wrong)
+    with pytest.raises(ConfigError, match="gallery must be a folder"):
+        Petridish(3)  # type: ignore[arg-type]
+    assert not (tmp_path / "gallery").exists()
+
+
+def test_spaces_and_evaluators_that_do_not_fit_are_refused(tmp_path: Path, start: Any) -> None:
+    class Lone(ModelSpace):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    def petridish(**options: Any) -> Petridish:
+        return Petridish(tmp_path / "gallery", max_models=1, **options)
+
+    with pytest.raises(ConfigError, match="nothing to grow in Lone"):
+        start(petridish(), by_hand(), space=Lone())
+    recurrent = RecurrentSpace(vocabulary=4, embedding=4).model_space()
+    with pytest.raises(ConfigError, match="i_max must be 1 but got 3: a recurrent cell"):
+        start(petridish(i_max=3), by_hand(), space=recurrent)
+    with pytest.raises(ConfigError, match="settled is for spaces of NNI's cells and choices only"):
+        start(petridish(settled={"normal": []}), by_hand())
+    with pytest.raises(ConfigError, match="seed_epochs can be set for"):
+        start(petridish(seed_epochs=2), FunctionalEvaluator(users.train_once))
+    choice = FunctionalEvaluator(users.train_by_hand, lr=nni.choice("lr", [0.1, 0.2]))
+    with pytest.raises(ConfigError, match="must have no choices of its own but has lr"):
+        start(petridish(), choice)
+    assert not (tmp_path / "gallery").exists()
+    start(petridish(), by_hand())
+    with pytest.raises(GalleryError, match="is of another search"):
+        start(petridish(i_max=2), by_hand())
+
+
+def test_metrics_become_errors() -> None:
+    assert Metric().to_error(0.9, None) == pytest.approx(0.1)
+    assert Metric(optimize="minimize").to_error(7.0, None) == 7.0
+    assert Metric(error=lambda percent: 1 - percent / 100).to_error(90.0, None) == pytest.approx(
+        0.1
+    )
+    with pytest.raises(TrainingError, match="at most 1, but is 90"):
+        Metric().to_error(90.0, None)
+
+
+def test_the_space_is_found_in_what_nni_makes_of_it() -> None:
+    for kind in (RawFormatModelSpace, SimplifiedModelSpace):
+        assert growable_space(kind.from_model(SPACE.model_space(), None)) == SPACE
+
+
+# The strategy with NNI's manager.
+
+
+class Told(ExecutionEngine):
+    """An engine without workers: events are dispatched by hand."""
+
+    def list_trial_jobs(self) -> list[Any]:
+        return []
+
+    @property
+    def nodejs_binding(self) -> Any:
+        return self
+
+
+def test_the_end_of_a_trial_is_believed_only_as_far_as_the_count_goes() -> None:
+    engine = Told()
+    roll = Roll(engine)
+    space = SimplifiedModelSpace.from_model(SPACE.model_space(), None)
+    growths = [Growth(f"g0000{i}", None, i, 0.001, 3) for i in range(3)]
+    models = [space.freeze({"normal": [], "reduce": []}) for _ in growths]
+    for growth, model in zip(growths, models, strict=True):
+        roll.add(growth, model)
+
+    def ended(i: int) -> None:
+        engine.dispatch_model_event(TrainingEndEvent(models[i], ModelStatus.Failed))
+        roll.wait(0)
+
+    a, b, c = growths
+    assert roll.lost([a, b, c]) == []
+    # The model of a is saved and told to NNI, but NNI says that it was the trial of b that ended.
+    engine.dispatch_model_event(FinalMetricEvent(models[0], {"default": 0.5, "growth": a.id}))
+    ended(1)
+    assert roll.trials == 2
+    assert roll.lost([a, b, c]) == []  # the journal may not show a yet
+    assert roll.lost([b, c]) == []
+    # Another one ends, and there are two growths left with one trial.
+    ended(2)
+    assert roll.lost([b, c]) in ([b], [c])
+    roll.close()
+
+
+def test_a_growth_that_was_given_back_is_not_lost_when_it_runs_again() -> None:
+    engine = Told()
+    space = SimplifiedModelSpace.from_model(SPACE.model_space(), None)
+    growth = Growth("g00000", None, 0, 0.001, 3)
+    for told_before in (True, False):
+        roll = Roll(engine)
+        first, second = (space.freeze({"normal": [], "reduce": []}) for _ in range(2))
+        end = TrainingEndEvent(first, ModelStatus.Failed)
+        roll.add(growth, first)
+        if told_before:
+            engine.dispatch_model_event(end)
+            roll.wait(0)
+        assert roll.lost([]) == []  # given back: nobody works on it
+        roll.add(growth, second)
+        if not told_before:
+            engine.dispatch_model_event(end)
+            roll.wait(0)
+        assert roll.lost([growth]) == []
+        assert roll.trials == 1
+        engine.dispatch_model_event(TrainingEndEvent(second, ModelStatus.Failed))
+        roll.wait(0)
+        assert roll.lost([growth]) == [growth]
+        roll.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_the_machines_of_the_training_service_share_the_trials(machines: int) -> None:
+    config = NasExperimentConfig("ts", "simplified", training_service_platform="local")
+    config.search_space, config.trial_concurrency = {}, 4
+    if machines > 1:
+        hosts = [f"127.0.0.{i}" for i in range(1, machines + 1)]
+        config.training_service = RemoteConfig(
+            machine_list=[RemoteMachineConfig(host=host, user="a", password="b") for host in hosts]
+        )
+        config.nni_manager_ip = "127.0.0.1"
+    engine = SimpleNamespace(nodejs_binding=SimpleNamespace(config=config))
+    assert engine_concurrency(engine) == 4
+    assert engine_machines(engine) == machines
+
+
+SERVICE = """
+import os, sys
+from nni.tools.nnictl import config_utils
+config_utils.Experiments.__init__.__defaults__ = (sys.argv[2],)
+from nni.nas.evaluator import FunctionalEvaluator
+from nni.nas.experiment import NasExperiment, NasExperimentConfig
+from nni_petridish.nni_adapter.strategy import Petridish
+from search_spaces import VisionSpace
+from tests.support.nni_evaluators import fail_at_times
+
+folder, home, port, action, models, times = sys.argv[1:7]
+config = NasExperimentConfig("ts", "simplified", "local")
+config.trial_concurrency = 2
+config.experiment_working_directory = home
+space = VisionSpace((1, 8, 8), 10, cells_per_stage=1, filters=4, stages=2).model_space()
+strategy = Petridish(folder, max_models=int(models))
+tries = os.path.join(home, action)
+os.makedirs(tries)
+evaluator = FunctionalEvaluator(fail_at_times, folder=tries, times=int(times))
+experiment = NasExperiment(space, evaluator, strategy, config, "petri")
+try:
+    getattr(experiment, action)(int(port))
+    print("models", len(experiment.export_top_models(int(models), formatter="dict")))
+finally:
+    experiment.stop()
+"""
+
+
+def serve(tmp_path: Path, action: str, models: int, failures: int) -> subprocess.Popen[str]:
+    # Far too many threads: each trial is to cut them to its share.
+    environment = {**os.environ, "OMP_NUM_THREADS": "64", "MKL_NUM_THREADS": "64"}
+    arguments = [tmp_path / "gallery", tmp_path / "home", free_port(), action, models, failures]
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", SERVICE, *map(str, arguments)],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def descendants(pid: int) -> list[int]:
+    listing = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True)
+    parents = [tuple(map(int, line.split())) for line in listing.stdout.splitlines()[1:]]
+    found, new = [pid], [pid]
+    while new:
+        new = [child for child, parent in parents if parent in new]
+        found += new
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_training_service_runs_two_trials_and_survives_a_kill(tmp_path: Path) -> None:
+    # So many that some are new after the kill, however late it comes.
+    process = serve(tmp_path, "run", 6, failures=0)
+    folder = tmp_path / "gallery"
+    try:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            time.sleep(0.5)
+            if (folder / "work" / "g00002-1").exists():  # its trial is at work
+                break
+            assert process.poll() is None, process.stdout.read()  # type: ignore[union-attr]
+    finally:
+        for pid in descendants(process.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.wait()
+    before = [event["id"] for event in journal(folder) if event["event"] == "model"]
+    assert before
+
+    process = serve(tmp_path, "resume", 6, failures=1)
+    try:
+        output, _ = process.communicate(timeout=500)
+    finally:
+        left = descendants(process.pid)[1:] if process.poll() is None else []
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+    assert process.returncode == 0, output
+    assert "models 6" in output
+    events = journal(folder)
+    models = [event["id"] for event in events if event["event"] == "model"]
+    assert models[: len(before)] == before
+    assert len(models) == len(set(models)) == 6
+    # Trials that were under way ran again as they were; the first new one failed, once.
+    failed = [event for event in events if event["event"] == "fail"]
+    reason = "RuntimeError: trouble number 0 and more about it"
+    assert [event["reason"] for event in failed] == [reason]
+    assert not [event for event in events if event["event"] == "release"]
+    # The seed trains alone, then there are two at a time.
+    cores = len(os.sched_getaffinity(0))
+    for event in events:
+        if "outcome" in event:
+            share = cores if event["growth"]["parent"] is None else max(1, cores // 2)
+            assert event["outcome"]["metrics"]["threads"] == share

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nni_petridish
+from nni_petridish.cli import main
+from nni_petridish.core.complexity import count_multiply_adds, count_parameters
+from nni_petridish.errors import ConfigError, GalleryError, Interrupted
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.results.retrain import training as final
+from nni_petridish.results.retrain.repetitions import summary
+from nni_petridish.results.retrain.setup import final_training
+from nni_petridish.results.retrain.training import FinalTraining, widest
+from nni_petridish.tasks.training import evaluate
+from nni_petridish.tasks.vision.data import load_data
+from search_spaces import VisionSpace
+from tests.support.small_gallery import recurrent_gallery, vision_gallery
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
+    return vision_gallery(tmp_path_factory.mktemp("vision"))
+
+
+SMALL: dict[str, Any] = {"cells_per_stage": 1, "filters": 2, "epochs": 2}
+
+
+@pytest.fixture
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the trainings short: the first 64 images of the data that were asked for."""
+    monkeypatch.setattr(final, "load_data", lambda **options: load_data(**options, limit=64))
+
+
+def test_the_defaults_are_the_papers(gallery: Gallery) -> None:
+    training = final_training(gallery.folder)
+    assert (training.space.cells_per_stage, training.space.filters) == (6, 32)
+    assert training.recipe.epochs == 600
+    assert training.model == "g00003"
+
+
+def test_its_size_is_that_of_the_network_without_the_auxiliary_head(gallery: Gallery) -> None:
+    training = final_training(gallery.folder, **SMALL)
+    net = training.space.build(training.genotype, auxiliary=True)
+    shape = training.space.image_shape
+    assert training.size() == (count_multiply_adds(net, shape), count_parameters(net))
+
+
+def test_all_training_images_are_used_and_the_test_set_is_looked_at_once(
+    gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    loaded: list[dict[str, Any]] = []
+
+    def counted(net: Any, split: Any, recipe: Any) -> Any:
+        seen.append(len(split))
+        return evaluate(net, split, recipe)
+
+    def load(**options: Any) -> Any:
+        loaded.append(options)
+        return load_data(**options)
+
+    monkeypatch.setattr(final, "evaluate", counted)
+    monkeypatch.setattr(final, "load_data", load)
+    monkeypatch.setattr(
+        "nni_petridish.tasks.training.evaluate", None
+    )  # no look during the training
+    training = final_training(gallery.folder, **{**SMALL, "epochs": 1}, changes={"batch_size": 499})
+    (result,) = training.run(tmp_path / "a")
+    assert result["images"] == 1497  # of 1797, 300 are the test set; the search had 96
+    assert seen == [300]
+    training.run(tmp_path / "a")
+    assert (len(seen), len(loaded)) == (1, 1)
+
+
+@pytest.mark.usefixtures("few_images")
+def test_the_trained_model_loads_and_errs_as_reported(gallery: Gallery, tmp_path: Path) -> None:
+    results = final_training(gallery.folder, "g00001", **SMALL).run(tmp_path / "a", 2)
+    data = load_data("digits", validation=0, limit=64)
+    for result in results:
+        home = tmp_path / "a" / f"run-{result['repetition']}"
+        net = nni_petridish.load_model(home / "model.safetensors")
+        assert evaluate(net, data.test).error == pytest.approx(result["test_error"])
+        assert net.facts["normalisation"]["mean"] == pytest.approx(data.train.mean.tolist())
+        assert not (home / "checkpoint").exists()
+    assert results[0]["history"] != results[1]["history"]
+
+
+@pytest.mark.usefixtures("few_images")
+def test_an_interrupted_training_ends_as_if_it_had_not_been(
+    gallery: Gallery, tmp_path: Path
+) -> None:
+    training = final_training(gallery.folder, **SMALL)
+    (straight,) = training.run(tmp_path / "a")
+    steps = 0
+
+    def stop() -> bool:
+        nonlocal steps
+        steps += 1
+        return steps == 4  # in the second epoch: two steps each
+
+    with pytest.raises(Interrupted):
+        training.run(tmp_path / "b", stop=stop)
+    (resumed,) = training.run(tmp_path / "b")
+    assert resumed["test_loss"] == straight["test_loss"]
+    one, other = (
+        nni_petridish.load_model(tmp_path / name / "run-0" / "model.safetensors").state_dict()
+        for name in "ab"
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.usefixtures("few_images")
+def test_another_training_does_not_touch_a_folder(gallery: Gallery, tmp_path: Path) -> None:
+    training = final_training(gallery.folder, **{**SMALL, "epochs": 1})
+    training.run(tmp_path / "a")
+    before = (tmp_path / "a" / "run-0" / "result.json").read_bytes()
+    for other in (replace(training, seed=5), replace(training, model="g00001")):
+        with pytest.raises(GalleryError, match="another final training"):
+            other.run(tmp_path / "a")
+    assert (tmp_path / "a" / "run-0" / "result.json").read_bytes() == before
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine").touch()
+    with pytest.raises(GalleryError, match="not empty"):
+        training.run(tmp_path / "b")
+
+
+def test_the_summary_is_best_mean_and_standard_deviation() -> None:
+    errors = [0.031, 0.027, 0.029]
+    text = summary([{"test_error": error} for error in errors])
+    assert text == f"test error 0.0270 | 0.0290 ± {statistics.stdev(errors):.4f}  (3 runs)"
+    assert summary([{"test_error": 0.5}]) == "test error 0.5000 | 0.5000  (1 run)"
+
+
+@pytest.mark.parametrize("limit", [400_000, 40_000_000])
+def test_the_widest_network_fits_and_the_next_does_not(limit: int) -> None:
+    space = VisionSpace((3, 32, 32), 10, cells_per_stage=1, filters=1)
+    genotype = space.seed().grown(dict.fromkeys(("normal", "reduce"), (("prev", "identity"),)))
+    filters = widest(space, genotype, limit)
+
+    def size(filters: int) -> int:
+        training = FinalTraining("", genotype, replace(space, filters=filters), None, {})  # type: ignore[arg-type]
+        return training.size()[0]
+
+    assert size(filters) <= limit < size(filters + 1)
+
+
+def test_what_cannot_be_trained_is_refused_in_one_line(gallery: Gallery, tmp_path: Path) -> None:
+    for options, message in (
+        ({"id": "g00099"}, "no model 'g00099'"),
+        ({"filters": 0}, "filters must be"),
+        ({"cells_per_stage": 0}, "cells_per_stage must be"),
+        ({"filters": 3, "max_multiply_adds": 1e6}, "Only one of"),
+        ({"max_multiply_adds": 5}, "Even F = 1"),
+        ({"changes": {"learning_rate": 1}}, "but got learning_rate"),
+        ({"changes": {"lr": -1}}, "lr must be"),
+    ):
+        with pytest.raises((ConfigError, GalleryError), match=message):
+            final_training(gallery.folder, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="for vision but the model is recurrent"):
+        final_training(recurrent_gallery(tmp_path).folder)
+    nas = vision_gallery(tmp_path / "nas").folder
+    (nas / "config.json").unlink()  # as in a gallery of NasExperiment
+    with pytest.raises(ConfigError, match="does not say which data"):
+        final_training(nas)
+    assert final_training(nas, data={"name": "digits"}).data == {"name": "digits"}
+    cuda = final_training(gallery.folder, **SMALL, changes={"device": "cuda"})
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="device must be available"):
+            cuda.run(tmp_path / "cuda")
+    assert not (tmp_path / "cuda").exists()
+
+
+@pytest.mark.usefixtures("few_images")
+def test_the_command_trains_and_goes_on(
+    gallery: Gallery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", str(gallery.folder), "--best", "--cells", "1", "--filters", "2"]
+    arguments += ["--epochs", "1", "--set", "lr=0.01"]
+    assert main([*arguments, "--repetitions", "1"]) == 0
+    first = capsys.readouterr().out
+    folder = gallery.folder / "final" / "g00003-N1-F2-1epochs"
+    assert json.loads((folder / "settings.json").read_text())["recipe"]["lr"] == 0.01
+    assert main([*arguments, "--repetitions", "2"]) == 0
+    second = capsys.readouterr().out
+    assert next(line for line in first.splitlines() if "run 0" in line) in second
+    assert "±" in second.splitlines()[-1]
+    assert main([*arguments, "--set", "lr"]) == 2
+    assert main([*arguments, "--embedding", "8"]) == 2
+
+
+def test_cp_end_replaces_the_weighted_sums_in_the_end_alone(tmp_path: Path) -> None:
+    gallery = vision_gallery(tmp_path)
+    plain = final_training(gallery.folder, **SMALL)
+    ws = final_training(gallery.folder, **SMALL, merge="weighted_sum")
+    back = final_training(gallery.folder, **SMALL, merge="concat_project")
+    assert (plain.genotype, plain.identity()) == (back.genotype, back.identity())
+    assert ws.genotype.cells == plain.genotype.cells
+    assert (ws.genotype.merge, ws.space.merge) == ("weighted_sum", "weighted_sum")
+    # A projection from k shortcuts of width C costs k·C·C at every pixel, and nothing else differs.
+    projections = sum(
+        len(learner) * shape.channels**2 * (8 // 2**shape.level) ** 2
+        for shape, key in zip(plain.space.shapes(), plain.space.keys(), strict=True)
+        for learner in plain.genotype.cells[key]
+    )
+    assert plain.size()[0] - ws.size()[0] == projections
+    assert ws.name != plain.name  # so that both may lie in one gallery

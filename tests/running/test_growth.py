@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nni_petridish import Genotype
+from nni_petridish.errors import DamagedModelError, Interrupted, TrainingError
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.running.coordinator import Coordinator
+from nni_petridish.running.growth import Watcher, load_network, run_growth
+from nni_petridish.search.records import Growth
+from nni_petridish.search.settings import Limits, Plan, SearchSettings
+from nni_petridish.tasks.task import VisionTask
+from nni_petridish.tasks.vision.data import load_data
+from nni_petridish.tasks.vision.recipe import Recipe
+from search_spaces import VisionSpace
+
+PLAN = Plan(seed_epochs=3, weak_epochs=2, final_epochs=2)
+
+
+def digits_task(limit: int = 128, mode: str = "cell") -> VisionTask:
+    data = load_data("digits", limit=limit)
+    space = VisionSpace(
+        data.image_shape, data.num_classes, cells_per_stage=1, filters=4, stages=2, mode=mode
+    )
+    return VisionTask(space, data, Recipe.named("digits", device="cpu"))
+
+
+def new_gallery(folder: Path) -> Gallery:
+    return Gallery.create(folder, {"space": "vision"}, {})
+
+
+SEED = Growth("g00000", None, seed=11, l1=0.001, i_max=3)
+CHILD = Growth("g00001", "g00000", seed=12, l1=0.001, i_max=3)
+
+
+def same_models(a: Gallery, b: Gallery, id: str) -> bool:
+    (weights, documents), (others, other_documents) = a.load_model(id), b.load_model(id)
+    return documents["genotype"] == other_documents["genotype"] and all(
+        torch.equal(weights[name], others[name]) for name in weights
+    )
+
+
+def test_a_growth_leaves_a_complete_model(tmp_path: Path) -> None:
+    task, gallery = digits_task(), new_gallery(tmp_path / "a")
+    seen: list[tuple[str, int]] = []
+    watcher = Watcher(report=lambda phase, record: seen.append((phase, int(record["epoch"]))))
+    for growth in (SEED, CHILD):
+        outcome = run_growth(growth, task, PLAN, gallery, watcher)
+        net = load_network(task, gallery, growth.id)
+        assert task.evaluate(net)["error"] == pytest.approx(outcome.error)
+        assert task.size(net) == (outcome.multiply_adds, outcome.parameters)
+    assert seen == [("seed", 1), ("seed", 2), ("seed", 3)] + [
+        (phase, epoch) for phase in ("weak", "final") for epoch in (1, 2)
+    ]
+    documents = gallery.load_documents(CHILD.id)
+    learner = Genotype.from_dict(documents["genotype"]).cells["normal"][0]
+    table = documents["alphas"]["tables"]["normal"]
+    assert [[row["source"], row["op"]] for row in table[:3]] == [list(s) for s in learner]
+    assert documents["lineage"]["parent"] == "g00000"
+    assert outcome.epochs == 4
+    assert not list((tmp_path / "a" / "work").iterdir())
+    assert run_growth(CHILD, task, PLAN, gallery) == outcome  # done already: nothing is trained
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_an_interrupted_growth_ends_as_if_it_had_not_been(tmp_path: Path, stop_after: int) -> None:
+    task = digits_task()
+    straight, halting = new_gallery(tmp_path / "a"), new_gallery(tmp_path / "b")
+    epochs = 0
+
+    def count(phase: str, record: object) -> None:
+        nonlocal epochs
+        epochs += 1
+
+    for gallery in (straight, halting):
+        run_growth(SEED, task, PLAN, gallery)
+    run_growth(CHILD, task, PLAN, straight)
+    with pytest.raises(Interrupted):
+        run_growth(CHILD, task, PLAN, halting, Watcher(count, lambda: epochs >= stop_after))
+    assert not halting.has_model(CHILD.id)
+    epochs = 0
+    run_growth(CHILD, task, PLAN, halting, Watcher(count))
+    assert epochs == 4 - stop_after
+    assert same_models(straight, halting, CHILD.id)
+
+
+def test_growths_depend_on_their_seed_alone(tmp_path: Path) -> None:
+    task = digits_task()
+    galleries = [new_gallery(tmp_path / name) for name in "abc"]
+    for i, gallery in enumerate(galleries):
+        torch.manual_seed(i)
+        run_growth(SEED, task, PLAN, gallery)
+    run_growth(CHILD, task, PLAN, galleries[0])
+    run_growth(CHILD, task, PLAN, galleries[1])
+    other = Growth("g00001", "g00000", seed=99, l1=0.001, i_max=3)
+    run_growth(other, task, PLAN, galleries[2])
+    assert same_models(galleries[0], galleries[1], "g00001")
+    assert same_models(galleries[0], galleries[2], "g00000")
+    assert not same_models(galleries[0], galleries[2], "g00001")
+
+
+def test_failures_leave_no_model(tmp_path: Path) -> None:
+    task, gallery = digits_task(), new_gallery(tmp_path)
+    wild = VisionTask(task.space, task.data, Recipe.named("digits", lr=1e12, device="cpu"))
+    with pytest.raises(TrainingError, match="not finite"):
+        run_growth(SEED, wild, PLAN, gallery)
+    assert gallery.model_ids() == []
+    run_growth(SEED, task, PLAN, gallery)
+    weights = tmp_path / "models" / "g00000" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7] + b"garbage")
+    with pytest.raises(DamagedModelError):
+        run_growth(CHILD, task, PLAN, gallery)
+    assert gallery.model_ids() == ["g00000"]
+
+
+@pytest.mark.parametrize("mode", ["cell", "macro"])
+def test_three_growths_on_digits_improve_the_seed_and_use_earlier_learners(
+    tmp_path: Path, mode: str
+) -> None:
+    data = load_data("digits")
+    space = VisionSpace(data.image_shape, 10, cells_per_stage=1, filters=4, mode=mode)
+    task = VisionTask(space, data, Recipe.named("digits", device="cpu"))
+    plan = Plan(seed_epochs=4, weak_epochs=2, final_epochs=4)
+    gallery = new_gallery(tmp_path)
+    run_growth(Growth("g00000", None, 1, 0.001, 3), task, plan, gallery)
+    for n in (1, 2, 3):
+        growth = Growth(f"g{n:05d}", f"g{n - 1:05d}", n + 1, 0.001, 3)
+        run_growth(growth, task, plan, gallery)
+    metrics = [gallery.load_documents(id)["metrics"] for id in gallery.model_ids()]
+    assert metrics[-1]["error"] < metrics[0]["error"]
+    sizes = [m["multiply_adds"] for m in metrics]
+    assert sizes == sorted(set(sizes))
+    genotype = Genotype.from_dict(gallery.load_documents("g00003")["genotype"])
+    assert genotype.growths == 3
+    later = [s for key in genotype.cells for learner in genotype.cells[key][1:] for s, _ in learner]
+    assert any(source.startswith("h") for source in later)
+
+
+def test_a_whole_search_runs_through_the_coordinator(tmp_path: Path) -> None:
+    task = digits_task()
+    settings = SearchSettings(
+        seed=3, limits=Limits(max_models=4), seed_epochs=3, weak_epochs=2, final_epochs=2
+    )
+    gallery = Gallery.create(tmp_path / "g", {"space": "vision"}, settings.identity())
+    with Coordinator(gallery, settings) as coordinator:
+        while isinstance(growth := coordinator.ask(), Growth):
+            run_growth(growth, task, PLAN, gallery)
+        assert len(coordinator.search.models()) == 4
+        assert coordinator.search.hull()[0].id == "g00000"

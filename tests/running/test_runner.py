@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nni_petridish.cli import main
+from nni_petridish.errors import GalleryError
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.running.config import SearchConfig
+from nni_petridish.running.growth import Watcher
+from nni_petridish.running.runner import run_search
+from nni_petridish.search.search import Search
+from tests.support.chaos import check_gallery, finished_models, write_config
+
+ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def command(path: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "nni_petridish.cli", "search", str(path), *options]
+
+
+def test_a_search_ends_as_configured_and_its_journal_replays(tmp_path: Path) -> None:
+    path = write_config(tmp_path, models=4)
+    config = SearchConfig.from_yaml(path)
+    seen: list[int] = []
+    search = run_search(config, on_change=lambda s: seen.append(len(s.models())))
+    assert seen == [0, 1, 2, 3, 4]
+    check_gallery(config, 4)
+    replayed = Search.replay(config.settings, Gallery(config.gallery).journal.read_all())
+    assert replayed.state() == search.state()
+
+
+def test_a_search_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole = SearchConfig.from_yaml(write_config(tmp_path / "whole", models=3))
+    run_search(whole)
+    config = SearchConfig.from_yaml(write_config(tmp_path / "halting", models=3))
+    for stop_after in (1, 2, 2, 3):
+        epochs: list[str] = []
+        watcher = Watcher(
+            report=lambda phase, record, epochs=epochs: epochs.append(phase),
+            stop=lambda epochs=epochs, n=stop_after: len(epochs) >= n,
+        )
+        run_search(config, resume=True, watcher=watcher)
+    run_search(config, resume=True)
+    check_gallery(config, 3)
+    documents = [
+        [Gallery(c.gallery).load_documents(id)["genotype"] for id in ("g00001", "g00002")]
+        for c in (whole, config)
+    ]
+    assert documents[0] == documents[1]
+
+
+def test_a_gallery_with_models_is_not_continued_by_accident(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path, models=1)
+    config = SearchConfig.from_yaml(path)
+    run_search(config)
+    with pytest.raises(GalleryError, match="add --resume"):
+        run_search(config)
+    assert main(["search", str(path)]) == 2
+    assert "add --resume" in capsys.readouterr().err
+    assert main(["search", str(path), "--resume"]) == 0
+    assert "g00000" in capsys.readouterr().out
+    assert main(["show", str(config.gallery)]) == 0
+    assert "g00000" in capsys.readouterr().out
+    assert (config.gallery / "report.html").read_text().count("g00000") >= 2
+    assert main(["show", str(tmp_path)]) == 2
+
+
+def test_two_searches_on_one_gallery_are_refused(tmp_path: Path) -> None:
+    path = write_config(tmp_path, models=50)
+    first = subprocess.Popen(command(path), env=ENVIRONMENT, stdout=subprocess.PIPE)
+    try:
+        assert first.stdout is not None
+        first.stdout.readline()  # it has begun
+        second = subprocess.run(
+            command(path, "--resume"), env=ENVIRONMENT, capture_output=True, text=True, check=False
+        )
+        assert second.returncode == 2
+        assert f"process {first.pid}" in second.stderr
+        assert second.stderr.count("\n") == 1
+    finally:
+        first.kill()
+        first.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_cleanly_with_the_hull_so_far(tmp_path: Path, number: int) -> None:
+    path = write_config(tmp_path, models=50)
+    config = SearchConfig.from_yaml(path)
+    process = subprocess.Popen(
+        command(path), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while len(finished_models(config)) < 1:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "g00000" in output
+    assert "Traceback" not in errors
+    events = Gallery(config.gallery).journal.read_all()
+    assert not Search.replay(config.settings, events).running()
+
+
+def test_a_search_in_which_everything_fails_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path, models=3)
+    text = path.read_text().replace("lr: 0.05", "lr: 1.0e+12")
+    path.write_text(text)
+    assert main(["search", str(path)]) == 1
+    output = capsys.readouterr().out
+    assert "g00000 was given up: the loss is not finite" in output
+
+
+def kill_and_resume(folder: Path, kills: int, models: int) -> None:
+    rng = random.Random(kills)
+    path = write_config(folder, models)
+    config = SearchConfig.from_yaml(path)
+    known: dict[str, float] = {}
+    for _ in range(kills):
+        process = subprocess.Popen(
+            command(path, "--resume"),
+            env=ENVIRONMENT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            process.wait(rng.uniform(1, 8))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        now = finished_models(config)
+        assert known.items() <= now.items()
+        known = now
+    assert main(["search", str(path), "--resume"]) == 0
+    check_gallery(config, models)
+
+
+def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, kills=4, models=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kill_9_25_times_loses_nothing(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, kills=25, models=12)

@@ -1,0 +1,204 @@
+"""Kill -9 of trials, tuner and manager at random moments, and what must hold afterwards.
+
+By hand: ``python -m tests.support.chaos --kills 100 FOLDER``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import yaml
+
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.nni_adapter.nnictl import Experiment, NniError, free_port, nnictl
+from nni_petridish.running.config import SearchConfig
+from nni_petridish.search.search import Search
+
+ROOT = Path(__file__).parents[2]
+VICTIMS = ("trial", "tuner", "manager", "all")
+
+
+def write_config(folder: Path, models: int, concurrency: int = 2, seed: int = 0) -> Path:
+    """Write the example, made as small as possible."""
+    document = yaml.safe_load((ROOT / "configs" / "petridish.yml").read_text())
+    document["trialConcurrency"] = concurrency
+    document["tuner"]["codeDirectory"] = "."
+    document["searchSpace"] |= {"filters": 3, "stages": 2, "ops": ["sep_conv_3x3", "identity"]}
+    document["tuner"]["classArgs"] |= {
+        "data": {"name": "digits", "limit": 96},
+        "gallery": "gallery",
+        "seed": seed,
+        "seed_epochs": 2,
+        "weak_epochs": 2,
+        "final_epochs": 2,
+        "limits": {"max_models": models, "max_growths": 3},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.yml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def processes(experiment: str) -> dict[str, list[psutil.Process]]:
+    """Return the processes of an experiment by kind."""
+    found: dict[str, list[psutil.Process]] = {"trial": [], "tuner": [], "manager": []}
+    for process in psutil.process_iter():
+        try:
+            command = " ".join(process.cmdline())
+            if f"--experiment-id {experiment}" in command and "nni_node" in command:
+                found["manager"].append(process)
+            elif (
+                "nni_petridish.trial" in command
+                and "python" in process.name()
+                and process.environ().get("NNI_EXP_ID") == experiment
+            ):
+                found["trial"].append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    for manager in found["manager"]:
+        try:
+            found["tuner"] += [
+                child
+                for child in manager.children(recursive=True)
+                if "python" in child.name() and "--exp_params" in child.cmdline()
+            ]
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def kill(experiment: str, victim: str) -> bool:
+    """Kill -9 what there is of a kind; False if there is none."""
+    found = processes(experiment)
+    chosen = found[victim][:1] if victim != "all" else [p for kind in found.values() for p in kind]
+    for process in chosen:
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return bool(chosen)
+
+
+def is_done(experiment: Experiment) -> bool:
+    """Tell whether NNI calls it done; a manager that is gone or broken is not."""
+    try:
+        return experiment.status() == "DONE"
+    except (NniError, OSError, ValueError):
+        return False
+
+
+def resume(experiment: Experiment) -> None:
+    """Bring an experiment back whatever is left of it."""
+    for _ in range(5):
+        nnictl("stop", experiment.id)
+        for kind in processes(experiment.id).values():
+            psutil.wait_procs(kind, timeout=10)
+        experiment.port = free_port()
+        experiment.resume()
+        try:
+            experiment.status()
+            return
+        except (NniError, OSError, ValueError):
+            time.sleep(2)
+    raise AssertionError("the experiment does not come back")
+
+
+def wait_for_progress(config: SearchConfig, seconds: float) -> None:
+    """Wait until something is written into the gallery: an epoch, a model, an event."""
+
+    def written() -> dict[Path, float]:
+        files = [*config.gallery.glob("work/*/*/*"), config.gallery / "journal.jsonl"]
+        return {file: file.stat().st_mtime for file in files if file.exists()}
+
+    before, deadline = written(), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.2)
+        try:
+            if written() != before:
+                return
+        except FileNotFoundError:  # a finished growth took its checkpoints along
+            return
+
+
+def finished_models(config: SearchConfig) -> dict[str, float]:
+    """Return the finished models and their errors."""
+    if not (config.gallery / "gallery.json").exists():
+        return {}
+    search = Search.replay(config.settings, Gallery(config.gallery).journal.read_all())
+    return {record.id: record.error for record in search.models()}
+
+
+def chaos(folder: Path, kills: int, models: int, seed: int, seconds: float) -> dict[str, int]:
+    """Run one search to its end while killing; return how many of each kind were killed."""
+    rng = random.Random(seed)
+    path = write_config(folder, models, seed=seed)
+    config = SearchConfig.from_yaml(path)
+    count = dict.fromkeys(VICTIMS, 0)
+    known: dict[str, float] = {}
+    deadline = time.monotonic() + seconds
+    with Experiment(path, free_port()) as experiment:
+        while not is_done(experiment):
+            assert time.monotonic() < deadline, f"not done in time, {count} killed"
+            wait_for_progress(config, 40)  # else nothing would ever be finished
+            time.sleep(rng.uniform(0, 4))
+            if sum(count.values()) < kills and len(finished_models(config)) < models:
+                victim = rng.choice(VICTIMS)
+                if kill(experiment.id, victim):
+                    count[victim] += 1
+                    if victim != "trial":
+                        time.sleep(rng.uniform(0, 3))
+                        resume(experiment)
+            now = finished_models(config)
+            for id, error in known.items():
+                assert now.get(id) == error, f"{id} was lost"
+            known = now
+    check_gallery(config, models)
+    return count
+
+
+def check_gallery(config: SearchConfig, models: int) -> None:
+    """Assert that a finished search is whole."""
+    gallery = Gallery(config.gallery)
+    events = gallery.journal.read_all()
+    search = Search.replay(config.settings, events)
+    ids = [record.id for record in search.models()]
+    assert len(ids) == models
+    assert sorted(ids) == gallery.model_ids()
+    for id in ids:
+        weights, documents = gallery.load_model(id)
+        assert weights
+        assert documents["metrics"]["error"] == next(
+            record.error for record in search.models() if record.id == id
+        )
+    asked = [
+        (e["growth"]["parent"], e["growth"]["seed"], e["id"]) for e in events if e["event"] == "ask"
+    ]
+    assert len({(parent, seed) for parent, seed, _ in asked}) == len(set(asked))
+    assert not search.running()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--models", type=int, default=10)
+    options = parser.parse_args()
+    total = dict.fromkeys(VICTIMS, 0)
+    seed = 0
+    while sum(total.values()) < options.kills:
+        left = options.kills - sum(total.values())
+        count = chaos(options.folder / str(seed), left, options.models, seed, 3600)
+        total = {kind: total[kind] + count[kind] for kind in VICTIMS}
+        print(f"search {seed} is whole; killed so far: {total}", flush=True)
+        seed += 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Evaluators as users write them; trials import them from here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import nni
+import torch
+from nni.nas.evaluator import Evaluator
+from nni.nas.evaluator.pytorch import Classification, DataLoader, Lightning, Regression, Trainer
+from nni.nas.evaluator.pytorch.lightning import LightningModule
+from sklearn.datasets import load_diabetes
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from nni_petridish.nni_adapter.evaluators.lengths import TaskEvaluator
+from nni_petridish.tasks.task import Record, Task, VisionTask
+from nni_petridish.tasks.vision.data import load_data
+from nni_petridish.tasks.vision.recipe import Recipe
+from search_spaces import VisionSpace
+
+QUIET = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+    "accelerator": "cpu",
+}
+
+
+class Digits(Dataset[tuple[Tensor, Tensor]]):
+    """Digits in so many channels; ``as_number``, the label is to be predicted as a number."""
+
+    def __init__(self, split: str, as_number: bool = False, channels: int = 1) -> None:
+        self.items = list(getattr(load_data("digits", limit=96, validation=100), split))
+        self.as_number = as_number
+        self.channels = channels
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image, label = self.items[index]
+        number = torch.as_tensor(label)
+        image = image.expand(self.channels, -1, -1)
+        return image, number.float().reshape(1) / 10 if self.as_number else number
+
+
+class Diabetes(Dataset[tuple[Tensor, Tensor]]):
+    """Scikit-learn's diabetes: ten columns, and the progression in thirties as the target."""
+
+    def __init__(self, split: str) -> None:
+        rows, targets = load_diabetes(return_X_y=True)
+        part = slice(0, 300) if split == "train" else slice(300, 400)
+        self.rows = torch.tensor(rows[part] / 0.0476, dtype=torch.float32)
+        self.targets = torch.tensor(targets[part, None] / 30, dtype=torch.float32)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.rows[index], self.targets[index]
+
+
+def loader(split: str, as_number: bool = False, channels: int = 1) -> DataLoader:
+    data = nni.trace(Digits)(split=split, as_number=as_number, channels=channels)
+    return DataLoader(dataset=data, batch_size=32, shuffle=split == "train")
+
+
+def accuracy(net: nn.Module) -> float:
+    net.eval()
+    with torch.no_grad():
+        hits = [
+            (net(images).argmax(1) == labels).float() for images, labels in loader("validation")
+        ]
+    return float(torch.cat(hits).mean())
+
+
+def train_by_hand(net: nn.Module, lr: float = 0.05, epochs: int = 1) -> None:
+    """A user's function: its own optimizer and loop."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+    for _ in range(epochs):
+        net.train()
+        for images, labels in loader("train"):
+            optimizer.zero_grad()
+            F.cross_entropy(net(images), labels).backward()
+            optimizer.step()
+        nni.report_intermediate_result(accuracy(net))
+    nni.report_final_result({"default": accuracy(net), "threads": torch.get_num_threads()})
+
+
+def train_once(net: nn.Module, lr: float = 0.05) -> None:
+    """A user's function that nobody can tell how long to train."""
+    train_by_hand(net, lr, epochs=1)
+
+
+def fail_at_times(net: nn.Module, folder: str, times: int) -> None:
+    """Train seeds; fail the first ``times`` times that anything else is to be trained."""
+    if net.genotype.growths or any(m.weak_learner is not None for m in net.cells):
+        tries = len(os.listdir(folder))
+        (Path(folder) / str(tries)).touch()
+        if tries < times:
+            raise RuntimeError(f"trouble number {tries}\nand more about it")
+    train_by_hand(net)
+
+
+class UsersModule(LightningModule):
+    """A user's Lightning module: own loss, optimizer, schedule and reports."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__()
+        self.lr = lr
+        self.hits: list[Tensor] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        images, labels = batch
+        return F.cross_entropy(self(images), labels, label_smoothing=0.1)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        images, labels = batch
+        self.hits.append((self(images).argmax(1) == labels).float())
+
+    def on_validation_epoch_end(self) -> None:
+        self.accuracy = float(torch.cat(self.hits).mean())
+        self.hits.clear()
+        if not self.trainer.sanity_checking:
+            nni.report_intermediate_result(self.accuracy)
+
+    def on_fit_end(self) -> None:
+        nni.report_final_result(self.accuracy)
+
+    def configure_optimizers(self) -> object:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+def users_lightning(epochs: int = 1, channels: int = 1, **options: object) -> Lightning:
+    module = nni.trace(UsersModule)(lr=0.01)
+    trainer = Trainer(max_epochs=epochs, **{**QUIET, **options})
+    train, validation = (loader(split, channels=channels) for split in ("train", "validation"))
+    return Lightning(module, trainer, train, validation)
+
+
+def classification(epochs: int = 1, channels: int = 1, **options: object) -> Classification:
+    return Classification(
+        num_classes=10,
+        learning_rate=0.01,
+        train_dataloaders=loader("train", channels=channels),
+        val_dataloaders=loader("validation", channels=channels),
+        max_epochs=epochs,
+        **{**QUIET, **options},
+    )
+
+
+def regression(epochs: int = 1) -> Regression:
+    return Regression(
+        train_dataloaders=loader("train", as_number=True),
+        val_dataloaders=loader("validation", as_number=True),
+        max_epochs=epochs,
+        **QUIET,
+    )
+
+
+def diabetes(epochs: int = 1, batch_size: int = 20, **options: object) -> Regression:
+    train, validation = (
+        DataLoader(dataset=nni.trace(Diabetes)(split=split), batch_size=batch_size)
+        for split in ("train", "validation")
+    )
+    return Regression(
+        learning_rate=0.01,
+        train_dataloaders=train,
+        val_dataloaders=validation,
+        max_epochs=epochs,
+        **{**QUIET, **options},
+    )
+
+
+def tell(net: nn.Module, told: float) -> None:
+    """Report a number, to tell which evaluator it was; nothing is trained."""
+    nni.report_final_result({"default": 0.5, "told": told})
+
+
+def count_nodes(net: nn.Module) -> None:
+    """Prefer recurrent cells of many nodes; nothing is trained."""
+    nni.report_final_result(float(len(net.genotype.nodes)))
+
+
+class Tasked(Evaluator):
+    """A user's evaluator that happens to call what it is for its task."""
+
+    task = "digits"
+
+    def evaluate(self, model: nn.Module) -> None:
+        train_by_hand(model)
+
+
+@nni.trace
+class Silent(TaskEvaluator):
+    """An evaluator whose own task never says how good a network is."""
+
+    @property
+    def epochs(self) -> int:
+        return 1
+
+    def task(self, space: VisionSpace) -> Task:
+        return SilentTask(space, load_data("digits", limit=32, validation=32), Recipe())
+
+
+class SilentTask(VisionTask):
+    def train(self, net: nn.Module, **options: Any) -> list[Record]:
+        record = {"epoch": 1.0, "loss": 0.5}
+        options["on_epoch"](record)
+        return [record]
+
+
+def look_at_work(net: nn.Module, folder: str) -> None:
+    """Report which files show that a worker is at its growth; nothing is trained."""
+    (work,) = (Path(folder) / "work").iterdir()
+    present = {name: float((work / name).exists()) for name in ("pulse", "lock")}
+    nni.report_final_result({"default": 0.5, **present})
+
+
+def interrupt(net: nn.Module) -> None:
+    """Train until the user presses Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def terminate(net: nn.Module) -> None:
+    """Train for ever in a process that is asked to end."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        time.sleep(0.1)
