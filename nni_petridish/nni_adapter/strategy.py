@@ -16,6 +16,7 @@ from typing import Any
 
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, SearchError
+from nni_petridish.gallery.search_gallery import open_gallery
 from nni_petridish.nni_adapter.engine import (
     Roll,
     engine_concurrency,
@@ -40,7 +41,6 @@ from nni_petridish.search.ranges import RANGED, Range, make_chooser, split_range
 from nni_petridish.search.records import Done, Growth, ModelRecord
 from nni_petridish.search.search import Chooser, Search
 from nni_petridish.search.settings import Limits, Plan, SearchSettings, check_number
-from nni_petridish.search_gallery import open_gallery
 
 # After ours, which know how to import NNI's NAS without its warnings.
 from nni.common.serializer import SerializableObject  # isort: skip

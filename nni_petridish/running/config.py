@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.search_gallery import check_gallery, open_gallery
 from nni_petridish.registry import ARGUMENTS, kind_of
 from nni_petridish.running.process import per_machine
 from nni_petridish.search.checks import mapping, prefix, refuse_unknown, resolve
@@ -24,7 +25,6 @@ from nni_petridish.search.ranges import Range, make_chooser, split_ranges
 from nni_petridish.search.records import Growth
 from nni_petridish.search.search import Chooser
 from nni_petridish.search.settings import Limits, Plan, SearchSettings, check_number
-from nni_petridish.search_gallery import check_gallery, open_gallery
 
 if TYPE_CHECKING:
     from nni_petridish.tasks.task import Task

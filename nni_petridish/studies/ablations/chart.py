@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from nni_petridish.registry import Measure
 from nni_petridish.results.report import svg
 from nni_petridish.studies.ablations.paper import PAPER
 from nni_petridish.studies.ablations.section import Table
 from nni_petridish.studies.ablations.settings import Ablations
 from nni_petridish.studies.ablations.tables import Finding, findings
-from nni_petridish.tasks.measure import Measure
 
 _WIDTH, _LEFT, _RIGHT = 760, 130, 90
 _LINE, _TITLE, _FOOT = 24, 34, 44

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.errors import ConfigError, GalleryError
-from nni_petridish.registry import kind_of
+from nni_petridish.registry import Measure, kind_of
 from nni_petridish.running.config import SearchConfig, read_experiment
 from nni_petridish.search.checks import mapping, prefix, put, resolve
 from nni_petridish.studies.ablations.section import JUDGEMENT, PLACE, Changes, Final, Section, Table
-from nni_petridish.tasks.measure import Measure
 from search_spaces.vision.space import VisionSpace
 
 SEARCHES, RESULTS = "searches", "results"

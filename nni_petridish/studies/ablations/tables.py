@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nni_petridish.registry import ERROR, Measure
 from nni_petridish.results.report.svg import short_count
 from nni_petridish.results.report.tables import markdown_table, text_table
 from nni_petridish.studies.ablations.paper import PAPER, PaperRow
 from nni_petridish.studies.ablations.section import Table
 from nni_petridish.studies.ablations.settings import Ablations, Run
-from nni_petridish.tasks.measure import ERROR, Measure
 
 Result = dict[str, Any]
 Row = dict[str, str]

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.registry import ARGUMENTS
+from nni_petridish.registry import ARGUMENTS, PERPLEXITY
 from nni_petridish.search.checks import prefix, refuse_unknown, resolve
 from nni_petridish.search.settings import check_number
 from nni_petridish.tasks.language.recipe import LanguageRecipe
-from nni_petridish.tasks.measure import PERPLEXITY
 from search_spaces.recurrent.space import RecurrentSpace
 
 if TYPE_CHECKING:

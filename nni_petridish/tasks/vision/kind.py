@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.registry import ARGUMENTS
+from nni_petridish.registry import ARGUMENTS, ERROR
 from nni_petridish.search.checks import prefix, refuse_unknown, resolve
 from nni_petridish.search.settings import check_number
-from nni_petridish.tasks.measure import ERROR
 from nni_petridish.tasks.vision.data import Description, check_data, describe
 from nni_petridish.tasks.vision.recipe import Recipe
 from search_spaces.vision.space import VisionSpace

@@ -8,8 +8,8 @@ import pytest
 
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.search_gallery import check_gallery, describe_space, open_gallery
 from nni_petridish.running.config import SearchConfig
-from nni_petridish.search_gallery import check_gallery, describe_space, open_gallery
 from search_spaces import RecurrentSpace, VisionSpace
 
 DIGITS = {"name": "digits"}
