@@ -56,6 +56,6 @@ def _kept(folder: str | os.PathLike[str], space: Plain, data: Plain) -> Plain:
     try:
         found = Gallery(folder).space
         is_same = to_json(describe_space(found, data)) == to_json(described)
-    except (GalleryError, ConfigError, TypeError):  # no gallery, or one of another space
+    except (GalleryError, ConfigError, KeyError, TypeError):  # no gallery, or of another space
         return described
     return found if is_same else described

@@ -64,6 +64,15 @@ def test_a_gallery_of_another_space_is_refused(
         open_gallery(tmp_path / "unknown", named, {}, data)
 
 
+@each_space
+def test_a_gallery_whose_data_are_unknown_is_refused_in_one_line(
+    tmp_path: Path, named: dict[str, Any], data: dict[str, Any], space: Any
+) -> None:
+    Gallery.create(tmp_path / "gallery", named, {"data": data})
+    with pytest.raises(GalleryError, match="is of another search"):
+        open_gallery(tmp_path / "gallery", {"space": space.name, **space.describe()}, {})
+
+
 def test_a_configuration_writes_the_whole_space(tmp_path: Path) -> None:
     config = SearchConfig.from_parts({"filters": 3}, {"gallery": "gallery"}, tmp_path, {})
     config.open_gallery()
