@@ -72,10 +72,3 @@ def test_the_readmes_example_runs() -> None:
     scope: dict[str, object] = {}
     exec(small, scope)
     assert scope["genotype"].growths == 1  # type: ignore[attr-defined]
-
-
-def test_files_that_the_readme_and_the_docs_name_exist() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
