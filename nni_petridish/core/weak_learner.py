@@ -14,6 +14,8 @@ Everything here holds for any network; what the shortcuts are is the business of
 
 from __future__ import annotations
 
+import functools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,15 +25,8 @@ from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Shortcut, learner_name
 from nni_petridish.core.named_modules import NamedModules
-from nni_petridish.kernels.deferred import (
-    EndsInNorm,
-    SharedInput,
-    Unnormalized,
-    add_hidden_sum,
-    can_hide_norms,
-    hide,
-)
-from nni_petridish.kernels.deferred_candidates import HiddenCandidate
+from nni_petridish.kernels.deferred import add_hidden_sum
+from nni_petridish.kernels.switch import fast_kernels_enabled
 
 Schedule = Callable[[int], float]
 """λ as a function of the number of backward passes since the candidates were attached."""
@@ -241,41 +236,32 @@ class JointWeakLearner(nn.Module):
     def forward(self, x_k: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return ``x_k + sf(x_c)``, or ``x_k + scale·x_c`` in joint weak learning."""
         if self.scale is not None:
-            weights = self.table.alpha.unbind()
-            candidates = self._candidates(inputs)
-            x_c = sum(w * u for w, u in zip(weights, candidates, strict=True))
-            return x_k + self.scale * x_c
+            return x_k + self.scale * self.x_c(inputs)
         if not self.training and not torch.is_grad_enabled():
             return x_k  # sf hides the value of x_c, and nobody asks for its gradient
         z = {source: stop_gradient(value) for source, value in inputs.items()}
-        if can_hide_norms(self.ops, [x_k, *z.values()]):
-            return add_hidden_sum(x_k, self.table.alpha, self._unnormalized_candidates(z))
-        return add_hidden_sum(x_k, self.table.alpha, self._candidates(z))
+        if not fast_kernels_enabled():
+            return x_k + stop_forward(self.x_c(z))
+        return add_hidden_sum(x_k, self.table.alpha, self.candidates(z))  # the same numbers, faster
+
+    def x_c(self, z: Mapping[str, Tensor]) -> Tensor:
+        """Return Σ α_ij·op_j(z_i) (Eq. 5)."""
+        pairs = zip(self.table.alpha.unbind(), self.candidates(z), strict=True)
+        return functools.reduce(operator.add, (alpha * op(z_i) for alpha, (op, z_i) in pairs))
+
+    def candidates(self, z: Mapping[str, Tensor]) -> list[tuple[nn.Module, Tensor]]:
+        """Return op_j and the (adapted) z_i of every candidate, in the order of the table."""
+        adapted = self._adapted(z)
+        return [
+            (op, adapted[source])
+            for (source, _), op in zip(self.table.shortcuts, self.ops, strict=True)
+        ]
 
     def weighted_sum(self, inputs: Mapping[str, Tensor], indices: Sequence[int]) -> Tensor:
         """Return Σ α_ij·op_j(z_i) over some of the candidates, those of the table's indices."""
         adapted, shortcuts = self._adapted(inputs), self.table.shortcuts
         chosen = [self.table.alpha[i] * self.ops[i](adapted[shortcuts[i][0]]) for i in indices]
         return torch.stack(chosen).sum(0)
-
-    def _candidates(self, z: Mapping[str, Tensor]) -> list[Tensor]:
-        """Compute every op_j(z_i)."""
-        adapted = self._adapted(z)
-        return [
-            op(adapted[source])
-            for (source, _), op in zip(self.table.shortcuts, self.ops, strict=True)
-        ]
-
-    def _unnormalized_candidates(
-        self, z: Mapping[str, Tensor]
-    ) -> list[Unnormalized | HiddenCandidate]:
-        """Compute every op_j(z_i) but for the batch norm at its end, or leave it for later."""
-        shared = {source: SharedInput(value) for source, value in self._adapted(z).items()}
-        return [
-            hide(op, shared[source]) or Unnormalized.of(op, shared[source])
-            for (source, _), op in zip(self.table.shortcuts, self.ops, strict=True)
-            if isinstance(op, EndsInNorm)
-        ]
 
     def _adapted(self, z: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {

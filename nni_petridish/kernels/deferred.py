@@ -1,141 +1,112 @@
 """x_k + sf(x_c), where x_c is the α-weighted sum of candidates, without computing x_c.
 
-sf hides the value of the sum, so the forward pass returns x_k itself. Of a candidate that ends in a
-batch norm without affine parameters, û = (u − μ)/σ, not even û is needed: the forward pass takes
-its mean and variance only. With g = ∇_{x_k} L, the same for all candidates of a site, the backward
-pass is
+sf hides the value of the sum, so the forward pass returns x_k itself. With g = ∇_{x_k} L, the same
+for all candidates û of a site, the backward pass is dα = ⟨g, û⟩ and dû = α·g. Of a candidate that
+ends in a batch norm without affine parameters, û = (u − μ)/σ, the gradient before the norm is
 
-    dα = ⟨g, û⟩,    du = α/σ · (g − mean(g) − û · mean(g·û)).
+    du = α/σ · (g − mean(g) − û · mean(g·û)).
 
-A `HiddenCandidate` is not even computed in the forward pass.
+`prepared` decides how much of a candidate the forward pass computes.
 """
 
 from __future__ import annotations
 
-import functools
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nni_petridish.kernels.deferred_candidates import (
-    HiddenCandidate,
-    HiddenGradients,
-    distinct,
-    has_default_settings,
-)
-from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
+from nni_petridish.errors import GrowthError
+from nni_petridish.kernels.deferred_candidates import HiddenCandidate, HiddenGradients, distinct
+from nni_petridish.kernels.late_gradient import LateGradient
 from nni_petridish.kernels.moments import (
     channel_moments,
-    has_hooks,
     image_view,
     input_gradient_coefficients,
     pixel_rows,
     row_correlations,
-    row_moments,
     update_running_statistics,
     widened,
 )
 from nni_petridish.kernels.native import calls as native
-from nni_petridish.kernels.native.calls import native_applies, native_trains
-from nni_petridish.kernels.switch import fast_kernels_apply
+from nni_petridish.kernels.native.calls import native_applies
+from nni_petridish.kernels.prepared import (
+    Prepared,
+    SharedInput,
+    Unnormalized,
+    has_fast_norms,
+    prepare,
+)
 
 
-class SharedInput:
-    """An input z_i of a site's candidates, with what several of them need of it."""
+def add_hidden_sum(
+    x_k: Tensor, alpha: Tensor, candidates: Sequence[tuple[nn.Module, Tensor]]
+) -> Tensor:
+    """Return ``x_k + sf(Σ_c α_c op_c(z_c))`` (Algorithm 1, lines 7 and 11) without the sum.
 
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
+    Each candidate is as fast as the kernels can make it, whatever the others are.
 
-    @functools.cached_property
-    def is_native(self) -> bool:
-        """Whether the kernels in C can take it, in a backward pass too."""
-        return native_trains(self.value)
-
-    @functools.cached_property
-    def rectified(self) -> Tensor:
-        """ReLU(z_i), computed once."""
-        return F.relu(self.value)
-
-
-class HasLastNorm(ABC):
-    """An op that is a batch norm of something."""
-
-    @abstractmethod
-    def last_norm(self) -> nn.BatchNorm2d:
-        """Return the batch norm at its end."""
-
-
-class EndsInNorm(HasLastNorm):
-    """An op that can be computed without the batch norm at its end."""
-
-    def hidden(self, x: Tensor) -> HiddenCandidate | None:
-        """Return this op as a candidate for the backward pass, if it can be; x is a native one."""
-        return None
-
-    @abstractmethod
-    def before_norm(self, z: SharedInput) -> BeforeNorm:
-        """Return what that batch norm normalises."""
+    Parameters
+    ----------
+    x_k
+        The layer that is boosted.
+    alpha
+        One weight for each candidate, shape ``(len(candidates),)``.
+    candidates
+        The op and the input sg(z) of each candidate; op(z) has x_k's shape.
+    """
+    fast = has_fast_norms(x_k)
+    inputs = {id(z): SharedInput(z) for _, z in candidates}
+    prepared = [prepare(op, inputs[id(z)]) if fast else op(z) for op, z in candidates]
+    for (op, _), made in zip(candidates, prepared, strict=True):
+        if isinstance(made, Tensor) and made.shape != x_k.shape:
+            raise GrowthError(
+                f"a candidate must return the shape of x_k, {tuple(x_k.shape)}, but"
+                f" {type(op).__name__} returned {tuple(made.shape)}."
+            )
+    return add_prepared_sum(x_k, alpha, prepared)
 
 
-class Unnormalized(NamedTuple):
-    """A candidate before its batch norm."""
-
-    value: Tensor
-    norm: nn.BatchNorm2d
-    moments: tuple[Tensor, Tensor]
-    late: LateGradient | None = None
-
-    @classmethod
-    def of(cls, op: EndsInNorm, z: SharedInput) -> Unnormalized:
-        """Return op(z) without its batch norm."""
-        value, moments, late = op.before_norm(z)
-        return cls.from_value(value, op, moments, late)
-
-    @classmethod
-    def from_value(
-        cls,
-        value: Tensor,
-        op: HasLastNorm,
-        moments: tuple[Tensor, Tensor] | None = None,
-        late: LateGradient | None = None,
-    ) -> Unnormalized:
-        """Take a value as what the op's batch norm normalises."""
-        # Now, not with those of the other candidates: the value is still in the cache.
-        return cls(value, op.last_norm(), moments or row_moments(value.detach()), late)
-
-
-def hide(op: EndsInNorm, z: SharedInput) -> HiddenCandidate | None:
-    """Return op(z) as a candidate for the backward pass, if it can be and there will be one."""
-    # Without a backward pass to come, the norms see their statistics in the forward pass or never.
-    return op.hidden(z.value) if torch.is_grad_enabled() and z.is_native else None
-
-
-def can_hide_norms(ops: Iterable[nn.Module], z: Iterable[Tensor]) -> bool:
-    """Return whether `add_hidden_sum` can take all op_j(z_i) as they are before their norms."""
-    return all(_has_hidable_norm(op) for op in ops) and all(
-        value.ndim == 4 and value.numel() > value.shape[1] and fast_kernels_apply(value)
-        for value in z
+def add_prepared_sum(x_k: Tensor, alpha: Tensor, candidates: Sequence[Prepared]) -> Tensor:
+    """Return ``x_k + sf(Σ_c α_c û_c)``, the candidates being of any kinds."""
+    plain = {i: c for i, c in enumerate(candidates) if isinstance(c, Tensor)}
+    unnormalized = {i: c for i, c in enumerate(candidates) if isinstance(c, Unnormalized)}
+    hidden = {i: c for i, c in enumerate(candidates) if isinstance(c, HiddenCandidate)}
+    mean, inv_std = _observed_moments([*unnormalized.values()]) if unnormalized else (None, None)
+    inputs, numbers = distinct([c.x for c in hidden.values()])
+    late = [c.late for c in unnormalized.values()]
+    plan = _Plan([*plain, *unnormalized, *hidden], late, list(hidden.values()), numbers)
+    result: Tensor = _AddHiddenSum.apply(
+        *(x_k, alpha, mean, inv_std, plan),
+        *plain.values(),
+        *(c.value for c in unnormalized.values()),
+        *inputs,
+        *(parameter for c in hidden.values() for parameter in c.parameters),
     )
+    return result
 
 
 class _Plan(NamedTuple):
-    """What a site's candidates are, in the order of the table."""
+    """What a site's candidates are: first plain ones, then those before their norm, then hidden."""
 
     order: list[int]
-    """The place of each in the table: first those with a value, then the hidden ones."""
+    """The place of each in the table."""
     late: Sequence[LateGradient | None]
+    """Of those before their norm."""
     hidden: Sequence[HiddenCandidate]
     inputs: list[int]
     """Which of the inputs each hidden one takes."""
 
+    @property
+    def is_table_order(self) -> bool:
+        """Whether this is the order of the table too."""
+        return self.order == list(range(len(self.order)))
+
 
 class _AddHiddenSum(torch.autograd.Function):
-    """The sum over candidates: normalised, of known moments but not normalised yet, or hidden."""
+    """The sum over candidates of three kinds, see `_Plan`."""
 
     @staticmethod
     def forward(
@@ -157,60 +128,39 @@ class _AddHiddenSum(torch.autograd.Function):
         (g,), plan = grads, ctx.plan
         alpha, mean, inv_std, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[5:]
-        n = len(plan.order) - len(plan.hidden)
-        grad_alpha, grad_tensors = alpha.new_empty(0), list[Tensor | None]()
-        if mean is None and not plan.hidden:
-            grad_alpha, grad_tensors = _gradients(g, alpha, tensors, wanted)
-        else:
+        weights = alpha if plan.is_table_order else alpha[plan.order]
+        # Where the hidden ones start, and those before their norm.
+        end = len(plan.order) - len(plan.hidden)
+        start = end - len(plan.late)
+        grad_weights, grad_tensors = list[Tensor](), list[Tensor | None]()
+        if start:
+            products, found = _gradients(g, weights[:start], tensors[:start], wanted[:start])
+            grad_weights.append(products)
+            grad_tensors += found
+        if plan.late or plan.hidden:
             g = g.contiguous(memory_format=torch.channels_last)
-        if mean is not None:
+        if plan.late:
             gradients = _native_gradients if native_applies(g) else _normalized_gradients
-            visible = alpha[plan.order[:n]] if plan.hidden else alpha
-            grad_alpha, grad_tensors = gradients(
-                g, visible, mean, inv_std, tensors[:n], wanted[:n], plan.late
+            own = slice(start, end)
+            products, found = gradients(
+                g, weights[own], mean, inv_std, tensors[own], wanted[own], plan.late
             )
+            grad_weights.append(products)
+            grad_tensors += found
         if plan.hidden:
-            hidden = HiddenGradients(plan.hidden, plan.inputs, tensors[n:], wanted[n:])
-            weights = alpha.tolist()
+            hidden = HiddenGradients(plan.hidden, plan.inputs, tensors[end:], wanted[end:])
             # The norms observe once, should there be more than one backward pass.
             observe, ctx.observed = not ctx.observed, True
-            found = hidden.compute(g, [weights[i] for i in plan.order[n:]], observe)
-            by_place = dict(zip(plan.order, [*grad_alpha.tolist(), *found], strict=True))
-            grad_alpha = alpha.new_tensor([by_place[i] for i in range(len(weights))])
+            grad_weights.append(
+                alpha.new_tensor(hidden.compute(g, weights[end:].tolist(), observe))
+            )
             grad_tensors += hidden.gradients()
-        return g, grad_alpha.to(alpha.dtype), None, None, None, *grad_tensors
-
-
-def add_hidden_sum(
-    x_k: Tensor,
-    alpha: Tensor,
-    candidates: Sequence[Tensor] | Sequence[Unnormalized | HiddenCandidate],
-) -> Tensor:
-    """Return ``x_k + sf(Σ_c α_c û_c)`` (Algorithm 1, lines 7 and 11) without computing the sum.
-
-    Parameters
-    ----------
-    x_k
-        The layer that is boosted.
-    alpha
-        One weight for each candidate, shape ``(len(candidates),)``.
-    candidates
-        The shortcuts û_c = op_j(sg(z_i)), each of x_k's shape: all normalised, or none.
-    """
-    visible = [i for i, c in enumerate(candidates) if not isinstance(c, HiddenCandidate)]
-    hidden = {i: c for i, c in enumerate(candidates) if isinstance(c, HiddenCandidate)}
-    unnormalized = [c for c in candidates if isinstance(c, Unnormalized)]
-    mean, inv_std = _observed_moments(unnormalized) if unnormalized else (None, None)
-    inputs, numbers = distinct([c.x for c in hidden.values()])
-    late = [c.late for c in unnormalized]
-    plan = _Plan([*visible, *hidden], late, list(hidden.values()), numbers)
-    result: Tensor = _AddHiddenSum.apply(
-        *(x_k, alpha, mean, inv_std, plan),
-        *([c.value for c in unnormalized] or [c for c in candidates if isinstance(c, Tensor)]),
-        *inputs,
-        *(parameter for c in hidden.values() for parameter in c.parameters),
-    )
-    return result
+        grad_alpha = torch.cat([part.to(alpha.dtype) for part in grad_weights])
+        if not plan.is_table_order:
+            grad_alpha = torch.empty_like(grad_alpha).index_copy_(
+                0, torch.tensor(plan.order, device=grad_alpha.device), grad_alpha
+            )
+        return g, grad_alpha, None, None, None, *grad_tensors
 
 
 @torch.no_grad()
@@ -291,17 +241,3 @@ def _native_gradients(
         else:
             grad_u.append(native.combine(g, u, combination) if want else None)
     return products.sum(1), grad_u
-
-
-def _has_hidable_norm(op: nn.Module) -> bool:
-    if not isinstance(op, HasLastNorm):
-        return False
-    norm = op.last_norm()
-    return (
-        isinstance(norm, nn.BatchNorm2d)  # and not what is synchronised between processes
-        and norm.training
-        and norm.track_running_stats
-        and not norm.affine
-        and has_default_settings(norm)
-        and not (has_hooks(norm) or has_hooks(op))
-    )

@@ -26,14 +26,21 @@ def plain_ops() -> Iterator[None]:
         _enabled = before
 
 
-def fast_kernels_apply(x: Tensor) -> bool:
-    """Return whether a fast kernel can take x: images in channels_last, or anything not 4-d."""
+def fast_kernels_enabled() -> bool:
+    """Return whether fast kernels may be used at all: not while others transform the program."""
     return (
         _enabled
         and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def fast_kernels_apply(x: Tensor) -> bool:
+    """Return whether a fast kernel can take x: images in channels_last, or anything not 4-d."""
+    return (
+        fast_kernels_enabled()
         # What these take has memory of its own: not the tensors of vmap, nor fake ones.
         and type(x) in (Tensor, nn.Parameter)
-        and not torch._C._are_functorch_transforms_active()
         and x.dtype in (torch.float32, torch.float64)
         and (x.ndim != 4 or x.is_contiguous(memory_format=torch.channels_last))
         and not torch.is_autocast_enabled(x.device.type)

@@ -22,8 +22,6 @@ from nni_petridish.core.genotype import Shortcut
 from nni_petridish.core.weak_learner import AlphaTable, JointWeakLearner, Site, WeakLearner
 from nni_petridish.errors import ConfigError
 from nni_petridish.kernels.cross_entropy import linear_cross_entropy
-from nni_petridish.kernels.deferred import HasLastNorm, Unnormalized
-from nni_petridish.kernels.deferred_candidates import HiddenCandidate
 from nni_petridish.kernels.gates import ACTIVATION_FUNCTIONS, highways
 from nni_petridish.kernels.recurrence import Wiring, differentiable, run_recurrence
 from search_spaces.recurrent.genotype import CELL_KEY, RecurrentGenotype, node_name
@@ -59,7 +57,7 @@ def highway(z: Tensor, gates: Tensor, activation: str) -> Tensor:
     return torch.lerp(z, ACTIVATION_FUNCTIONS[activation](a), torch.sigmoid(c))
 
 
-class CandidateNode(nn.Module, HasLastNorm):
+class CandidateNode(nn.Module):
     """A node while it is a candidate: normalised over all steps, so that |α| compares."""
 
     def __init__(self, hidden: int, activation: str) -> None:
@@ -71,10 +69,6 @@ class CandidateNode(nn.Module, HasLastNorm):
         """Return norm(s)."""
         return self.norm(as_images(self.node(z, mask))).view_as(z)
 
-    def last_norm(self) -> nn.BatchNorm2d:
-        """Return the norm."""
-        return self.norm
-
 
 class Candidates(JointWeakLearner):
     """The joint weak learner, with one matrix product for all candidates of a predecessor.
@@ -84,13 +78,9 @@ class Candidates(JointWeakLearner):
 
     mask: Tensor | None = None
 
-    def _candidates(self, z: Mapping[str, Tensor]) -> list[Tensor]:
-        return [op.norm(state) for op, state in self._states(z)]
-
-    def _unnormalized_candidates(
-        self, z: Mapping[str, Tensor]
-    ) -> list[Unnormalized | HiddenCandidate]:
-        return [Unnormalized.from_value(state, op) for op, state in self._states(z)]
+    def candidates(self, z: Mapping[str, Tensor]) -> list[tuple[nn.Module, Tensor]]:
+        """Return the norm of every candidate with what it normalizes."""
+        return [(op.norm, state) for op, state in self._states(z)]
 
     def _states(self, z: Mapping[str, Tensor]) -> Iterator[tuple[CandidateNode, Tensor]]:
         """Yield every candidate with its state; those of one predecessor follow each other."""

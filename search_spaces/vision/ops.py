@@ -18,13 +18,13 @@ from torch.autograd.function import once_differentiable
 from nni_petridish.core.genotype import VISION_OPS
 from nni_petridish.errors import GenotypeError
 from nni_petridish.kernels.batch_norm import normalize
-from nni_petridish.kernels.deferred import EndsInNorm, SharedInput
 from nni_petridish.kernels.deferred_candidates import HiddenCandidate
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
 from nni_petridish.kernels.late_gradient import BeforeNorm
 from nni_petridish.kernels.moments import has_hooks
 from nni_petridish.kernels.pointwise import can_project, hidden_reduction, projection
 from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3, hidden_pool
+from nni_petridish.kernels.prepared import EndsInNorm, SharedInput
 from nni_petridish.kernels.separable import UnitModules, can_fuse, hidden_convs, separable_convs
 from nni_petridish.kernels.switch import fast_kernels_apply
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import defaultdict
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -22,7 +23,11 @@ from nni_petridish import (
     finalize_candidates,
     has_candidates,
     sites,
+    stop_forward,
+    stop_gradient,
 )
+from nni_petridish.core.weak_learner import AlphaTable, JointWeakLearner
+from nni_petridish.kernels.switch import plain_ops
 from search_spaces.vision.network import VisionNetwork
 from tests.support.networks import batch, grow, grown_network, small_space, train
 
@@ -44,6 +49,56 @@ def set_alphas(net: VisionNetwork, values: Tensor) -> None:
     for site in sites(net):
         with torch.no_grad():
             site.weak_learner.table.alpha.copy_(values)
+
+
+def test_stop_forward_hides_a_value_and_stop_gradient_a_gradient() -> None:
+    x = torch.tensor([1.5, -2.0], requires_grad=True)
+    assert torch.equal(stop_forward(x), torch.zeros(2))
+    assert torch.equal(stop_gradient(x), x)
+    (stop_forward(x) * torch.tensor([3.0, 4.0])).sum().backward()
+    assert torch.equal(x.grad, torch.tensor([3.0, 4.0]))
+    assert not stop_gradient(x).requires_grad
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_weak_learning_is_the_gradient_of_the_inner_product_with_x_c(plain: bool) -> None:
+    torch.manual_seed(0)
+    shortcuts = [("a", "linear"), ("b", "linear"), ("a", "square")]
+    ops = [nn.Linear(3, 3), nn.Linear(3, 3), Square()]
+    learner = JointWeakLearner(AlphaTable(shortcuts, 0.0), ops, {"b": nn.Tanh()}).double()
+    a, b, x_k, g = (torch.randn(5, 3, dtype=torch.float64, requires_grad=True) for _ in range(4))
+    alpha = learner.table.alpha
+    x_c = alpha[0] * ops[0](a) + alpha[1] * ops[1](b.tanh()) + alpha[2] * a**2
+    wanted = [*ops[0].parameters(), *ops[1].parameters(), alpha]
+    expected = torch.autograd.grad((g.detach() * x_c).sum(), wanted)
+    with plain_ops() if plain else nullcontext():
+        y = learner(x_k, {"a": a, "b": b})
+    assert torch.equal(y, x_k)
+    y.backward(g.detach())
+    for parameter, gradient in zip(wanted, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+    assert torch.equal(x_k.grad, g)
+    assert a.grad is None
+    assert b.grad is None
+
+
+def test_weak_learning_can_be_transformed() -> None:
+    torch.manual_seed(0)
+    learner = JointWeakLearner(AlphaTable([("z", "linear")], 0.0), [nn.Linear(3, 3)], {}).double()
+    x_k, z = torch.randn(2, 5, 3, dtype=torch.float64)
+
+    def loss(alpha: Tensor) -> Tensor:
+        parameters = {**dict(learner.named_parameters()), "table.alpha": alpha}
+        return torch.func.functional_call(learner, parameters, (x_k, {"z": z})).pow(2).sum()
+
+    expected = (2 * x_k * learner.ops[0](z)).sum()
+    found = torch.func.grad(loss)(learner.table.alpha.detach())
+    torch.testing.assert_close(found, expected.reshape(1))
+
+
+class Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
 
 
 @pytest.mark.parametrize("weak_learning", ["isolated", "joint"])

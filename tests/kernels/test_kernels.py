@@ -14,20 +14,15 @@ from torch import Tensor, nn
 
 from nni_petridish import attach_candidates, finalize_candidates
 from nni_petridish.core.genotype import VISION_OPS
-from nni_petridish.kernels.deferred import (
-    SharedInput,
-    Unnormalized,
-    add_hidden_sum,
-    can_hide_norms,
-    hide,
-)
+from nni_petridish.errors import GrowthError
+from nni_petridish.kernels.deferred import add_hidden_sum
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
 from nni_petridish.kernels.moments import channel_moments, pixel_rows, row_moments
 from nni_petridish.kernels.native import calls as native
 from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3
 from nni_petridish.kernels.switch import fast_kernels_apply, plain_ops
 from nni_petridish.running.process import keep_freed_memory
-from search_spaces.vision.ops import FactorizedReduce, make_op
+from search_spaces.vision.ops import FactorizedReduce, SeparableConvs, make_op
 from tests.support.networks import grown_network, small_space, train
 
 CHANNELS_LAST = torch.channels_last
@@ -157,18 +152,22 @@ def test_factorized_reduce_passes_gradcheck(size: tuple[int, int]) -> None:
     assert torch.autograd.gradcheck(op, (images(2, 2, *size).requires_grad_(),))
 
 
+def kinds(ops: nn.ModuleList, z: Tensor, x_k: Tensor) -> list[str]:
+    """Return how a sum computes each of its candidates: plain, before its norm, or hidden."""
+    alpha = torch.ones(len(ops), dtype=z.dtype, requires_grad=True)
+    plan = add_hidden_sum(x_k, alpha, [(op, z) for op in copy.deepcopy(ops)]).grad_fn.plan
+    fast = ["unnormalized"] * len(plan.late) + ["hidden"] * len(plan.hidden)
+    found = ["plain"] * (len(ops) - len(fast)) + fast
+    return [kind for _, kind in sorted(zip(plan.order, found, strict=True))]
+
+
 def hidden_sum_gradients(
     ops: nn.ModuleList, z: Tensor, x_k: Tensor, alpha: Tensor, backward_passes: int = 1
 ) -> dict:
     """Return what a hidden sum over ops of one input gives, and the statistics that it leaves."""
     ops = copy.deepcopy(ops)
     z, x_k, alpha = (t.detach().requires_grad_(t.requires_grad) for t in (z, x_k, alpha))
-    if can_hide_norms(ops, [z, x_k]):
-        shared = SharedInput(z)
-        candidates = [hide(op, shared) or Unnormalized.of(op, shared) for op in ops]
-    else:
-        candidates = [op(z) for op in ops]
-    y = add_hidden_sum(x_k, alpha, candidates)
+    y = add_hidden_sum(x_k, alpha, [(op, z) for op in ops])
     assert torch.equal(y, x_k)
     g = torch.linspace(-1.0, 2.0, y.numel(), dtype=y.dtype).view(y.shape).sin()
     for i in range(backward_passes):
@@ -190,15 +189,61 @@ def test_hiding_norms_changes_no_gradient_and_no_statistic(
     z = images(3, channels, size, size, mean=0.5)
     x_k, alpha = torch.randn_like(ops[0](z)), torch.randn(len(ops), dtype=z.dtype)
     tensors = z.requires_grad_(wants_z), x_k.requires_grad_(), alpha.requires_grad_()
-    assert can_hide_norms(ops, [z, x_k])
+    assert "plain" not in kinds(ops, z, x_k)
     for passes in (1, 2):  # statistics are those of one forward pass, however many follow
         found = hidden_sum_gradients(ops, *tensors, passes)
         with plain_ops():
-            assert not can_hide_norms(ops, [z, x_k])
+            assert set(kinds(ops, z, x_k)) == {"plain"}
             expected = hidden_sum_gradients(ops, *tensors, passes)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def plain_op(channels: int, stride: int) -> nn.Module:
+    """An op as somebody else would write it: nothing of it is known to the kernels."""
+    conv = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(channels, affine=False))
+
+
+def mixed_ops(places: tuple[int, ...], stride: int) -> nn.ModuleList:
+    """Return ops of all kinds: the usual ones, one before its norm, and plain ones at places."""
+    ops = [make_op(name, 4, stride) for name in VISION_OPS]
+    ops.insert(5, SeparableConvs(4, 7, (stride, 1), 1, False))  # a kernel that C does not have
+    for place in places:
+        ops.insert(place, plain_op(4, stride))
+    return nn.ModuleList(ops).double()
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("places", [(0,), (3,), (8,), (0, 4, 9)])
+def test_a_plain_op_changes_neither_the_speed_of_the_others_nor_any_gradient(
+    places: tuple[int, ...], stride: int
+) -> None:
+    torch.manual_seed(0)
+    z = images(3, 4, 6, 6, mean=0.5).requires_grad_()
+    ops = mixed_ops(places, stride)
+    x_k = torch.randn_like(ops[0](z)).requires_grad_()
+    alpha = torch.randn(len(ops), dtype=z.dtype, requires_grad=True)
+    expected_kinds = kinds(mixed_ops((), stride), z, x_k)
+    assert "plain" not in expected_kinds
+    for place in places:
+        expected_kinds.insert(place, "plain")
+    assert kinds(ops, z, x_k) == expected_kinds
+    for passes in (1, 2):
+        found = hidden_sum_gradients(ops, z, x_k, alpha, passes)
+        with plain_ops():
+            expected = hidden_sum_gradients(ops, z, x_k, alpha, passes)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def test_a_candidate_of_another_shape_is_named() -> None:
+    z = images(2, 3, 6, 6)
+    with pytest.raises(GrowthError, match=r"shape of x_k, \(2, 3, 6, 6\), but AvgPool2d returned"):
+        add_hidden_sum(z, torch.ones(1, dtype=z.dtype), [(nn.AvgPool2d(2), z)])
 
 
 @pytest.mark.usefixtures("kernels")

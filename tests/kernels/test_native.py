@@ -24,15 +24,22 @@ from torch.utils.checkpoint import checkpoint
 from nni_petridish.core.genotype import VISION_OPS
 from nni_petridish.core.weak_learner import AlphaTable, JointWeakLearner
 from nni_petridish.kernels.batch_norm import normalize
-from nni_petridish.kernels.deferred import SharedInput, Unnormalized, add_hidden_sum, hide
+from nni_petridish.kernels.deferred import add_prepared_sum
 from nni_petridish.kernels.native import calls as native
 from nni_petridish.kernels.native import library as native_library_module
 from nni_petridish.kernels.native.library import native_library
 from nni_petridish.kernels.native.structures import SIZES
 from nni_petridish.kernels.pointwise import can_project
+from nni_petridish.kernels.prepared import SharedInput, Unnormalized, hide
 from nni_petridish.kernels.switch import plain_ops
 from search_spaces.vision.ops import FactorizedReduce, SeparableConvs, make_op, project
-from tests.kernels.test_kernels import assert_same_as_plain, forward_and_backward, images
+from tests.kernels.test_kernels import (
+    assert_same_as_plain,
+    forward_and_backward,
+    images,
+    kinds,
+    mixed_ops,
+)
 
 HAS_COMPILER = sys.platform.startswith("linux") and any(map(shutil.which, ("gcc", "clang", "cc")))
 pytestmark = pytest.mark.skipif(
@@ -351,9 +358,9 @@ def test_weights_of_another_shape_are_never_read() -> None:
             learner(z.clone().requires_grad_(), {"z": z}).sum().backward()
         norm.running_mean = before
     op = make_op("sep_conv_3x3", 5).double()
-    candidate = Unnormalized.of(op, SharedInput(images(2, 5, 6, 6)))
+    candidate = Unnormalized.of(op.before_norm(SharedInput(images(2, 5, 6, 6))), op.last_norm())
     alpha = torch.ones(1, dtype=torch.float64, requires_grad=True)
-    y = add_hidden_sum(images(2, 5, 3, 3), alpha, [candidate])
+    y = add_prepared_sum(images(2, 5, 3, 3), alpha, [candidate])
     with pytest.raises(ValueError, match="shape"):
         y.sum().backward()
 
@@ -385,8 +392,8 @@ def test_a_hidden_sum_forgets_what_nobody_took() -> None:
     torch.manual_seed(0)
     op, x_k = make_op("sep_conv_3x3", 4).double(), images(2, 4, 6, 6)
     alpha = torch.ones(1, dtype=torch.float64, requires_grad=True)
-    candidate = Unnormalized.of(op, SharedInput(x_k))
-    loss = (add_hidden_sum(x_k, alpha, [candidate]) * x_k.sin()).sum()
+    candidate = Unnormalized.of(op.before_norm(SharedInput(x_k)), op.last_norm())
+    loss = (add_prepared_sum(x_k, alpha, [candidate]) * x_k.sin()).sum()
     (expected,) = torch.autograd.grad(loss, op[1].weight, retain_graph=True)
     torch.autograd.grad(loss, alpha, retain_graph=True)
     with plain_ops():  # now the backward pass leaves nothing
@@ -464,6 +471,12 @@ def test_hooks_on_candidates_fire(which: str) -> None:
     assert calls == [1]
 
 
+def test_a_plain_op_leaves_hidden_what_the_kernels_know() -> None:
+    z = images(3, 4, 6, 6)
+    found = kinds(mixed_ops((2,), 1), z, z)
+    assert found == [*["hidden"] * 2, "plain", *["hidden"] * 3, "unnormalized", *["hidden"] * 2]
+
+
 def test_candidates_that_the_kernels_do_not_know_are_left_to_torch() -> None:
     torch.manual_seed(0)
     shared = SharedInput(images(3, 4, 6, 6))
@@ -477,7 +490,7 @@ def test_candidates_that_the_kernels_do_not_know_are_left_to_torch() -> None:
     candidate = hide(op, SharedInput(one))
     alpha = torch.ones(1, dtype=one.dtype, requires_grad=True)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        add_hidden_sum(images(1, 4, 1, 1), alpha, [candidate]).sum().backward()
+        add_prepared_sum(images(1, 4, 1, 1), alpha, [candidate]).sum().backward()
 
 
 def test_a_broken_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
