@@ -43,7 +43,7 @@ __getattr__, __dir__, __all__ = attach(
         "SearchSettings": ".search.settings",
         "Site": ".core.weak_learner",
         "TrainingError": ".errors",
-        "VisionGenotype": ".core.genotype",
+        "VisionGenotype": "search_spaces.vision.genotype",
         "VisionTask": ".tasks.task",
         "Watcher": ".running.growth",
         "ablate": ".studies.ablations",
@@ -74,7 +74,7 @@ __getattr__, __dir__, __all__ = attach(
 
 if TYPE_CHECKING:
     from nni_petridish.core.complexity import count_multiply_adds, count_parameters
-    from nni_petridish.core.genotype import Genotype, VisionGenotype
+    from nni_petridish.core.genotype import Genotype
     from nni_petridish.core.grow import (
         alpha_tables,
         attach_candidates,
@@ -120,3 +120,4 @@ if TYPE_CHECKING:
     from search_spaces.any_model.genotype import ModelGenotype
     from search_spaces.any_model.growable import make_growable
     from search_spaces.recurrent.genotype import RecurrentGenotype
+    from search_spaces.vision.genotype import VisionGenotype

@@ -1,4 +1,4 @@
-"""The kinds of spaces that a configuration can name, and what each makes of its keys."""
+"""The kinds of problems: one line for each, and what it makes of the keys of a configuration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,56 @@ if TYPE_CHECKING:
 
 ARGUMENTS = "tuner.classArgs"
 """Where in a configuration the arguments of a search stand."""
-KINDS = {
-    "vision": "nni_petridish.tasks.vision.kind",
-    "recurrent": "nni_petridish.tasks.language.kind",
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The modules of one kind of problem, by dotted names: they are loaded when they are needed.
+
+    Parameters
+    ----------
+    genotype
+        The module that defines the family of genotypes.
+    kind
+        The module that is its `Kind`; None if no configuration can name it.
+    """
+
+    genotype: str
+    kind: str | None = None
+
+
+_PROBLEMS = {
+    "vision": Problem("search_spaces.vision.genotype", "nni_petridish.tasks.vision.kind"),
+    "recurrent": Problem("search_spaces.recurrent.genotype", "nni_petridish.tasks.language.kind"),
+    "model": Problem("search_spaces.any_model.genotype"),
+    "nni": Problem("nni_petridish.nni_adapter.user_spaces.genotype"),
+    "linear": Problem("search_spaces.linear"),
 }
+
+
+def register_kind(name: str, *, genotype: str, kind: str | None = None) -> None:
+    """Add a kind of problem under the name that its genotypes and configurations have as ``space``.
+
+    Parameters
+    ----------
+    name
+        Its name; one that is taken raises `ConfigError`.
+    genotype, kind
+        Its modules, see `Problem`.
+    """
+    problem = Problem(genotype, kind)
+    if _PROBLEMS.setdefault(name, problem) != problem:
+        raise ConfigError(f"there is a kind of problem named {name!r} already.")
+
+
+def genotype_homes() -> dict[str, str]:
+    """Return the module of each family of genotypes."""
+    return {name: problem.genotype for name, problem in _PROBLEMS.items()}
+
+
+def kind_names() -> list[str]:
+    """Return the names of the kinds that a configuration can name."""
+    return [name for name, problem in _PROBLEMS.items() if problem.kind is not None]
 
 
 @dataclass(frozen=True)
@@ -109,7 +155,8 @@ class Kind(Protocol):
 
 def kind_of(space: Mapping[str, Any]) -> Kind:
     """Return the kind of a space that is described by plain data."""
-    name = space.get("space")
-    if name not in KINDS:
-        raise ConfigError(f"searchSpace.space must be one of {', '.join(KINDS)} but got {name!r}.")
-    return cast(Kind, importlib.import_module(KINDS[name]))
+    name, known = space.get("space"), kind_names()
+    if name not in known:
+        raise ConfigError(f"searchSpace.space must be one of {', '.join(known)} but got {name!r}.")
+    home = _PROBLEMS[name].kind
+    return cast(Kind, importlib.import_module(str(home)))

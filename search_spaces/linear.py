@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from nni_petridish.core.genotype import Genotype, Learner, Shortcut
+from nni_petridish.core.genotype import Genotype, Learner, Shortcut, as_list
 from nni_petridish.core.weak_learner import Site, WeakLearner, WeightedSum
 from nni_petridish.errors import ConfigError, GenotypeError
 
@@ -35,7 +35,7 @@ def feature_index(name: str) -> int:
 
 @dataclass(frozen=True)
 class LinearGenotype(Genotype):
-    """Which features each weak learner of the prediction merges.
+    """The features that each weak learner of the prediction merges.
 
     Parameters
     ----------
@@ -54,9 +54,10 @@ class LinearGenotype(Genotype):
     learners: Sequence[Learner]
 
     space: ClassVar[str] = "linear"
+    table: ClassVar[str] = "learners"
 
     def __post_init__(self) -> None:
-        if not _is_list(self.learners):
+        if as_list(self.learners) is None:
             raise GenotypeError(f"learners: must be a list but got {self.learners!r}.")
         checked = tuple(_check_learner(i, learner) for i, learner in enumerate(self.learners))
         object.__setattr__(self, "learners", checked)
@@ -72,30 +73,15 @@ class LinearGenotype(Genotype):
         names = [source for learner in self.learners for source, _ in learner]
         return tuple(feature_index(name) for name in dict.fromkeys(names))
 
-    @property
-    def growths(self) -> int:
-        """How many weak learners there are."""
-        return len(self.learners)
-
     def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
         """Return the weak learners of the prediction."""
         return {KEY: self.learners}
 
-    def grown(self, additions: Mapping[str, Learner], merge: str | None = None) -> LinearGenotype:
-        """Return the genotype with one more weak learner; every merge is a weighted sum here."""
-        for key in additions:
-            if key != KEY:
-                raise GenotypeError(f"learners: has no key {key!r}; there is {KEY}.")
-        return LinearGenotype((*self.learners, *additions.values()))
-
-    @classmethod
-    def _from_fields(cls, fields: Mapping[str, Any]) -> LinearGenotype:
-        if set(fields) != {"learners"}:
-            raise GenotypeError(f"learners: must be the only key but got {sorted(fields)}.")
-        return cls(fields["learners"])
-
-    def _to_fields(self) -> dict[str, Any]:
-        return {"learners": [[list(s) for s in learner] for learner in self.learners]}
+    def _with_learners(
+        self, learners: Mapping[str, Sequence[Learner]], merge: str | None
+    ) -> LinearGenotype:
+        """Return the genotype with these weak learners; every merge is a weighted sum here."""
+        return LinearGenotype(learners[KEY])
 
 
 class Prediction(Site):
@@ -273,16 +259,14 @@ class LinearSpace:
 
     def check(self, genotype: Genotype) -> LinearGenotype:
         """Return the genotype if it fits this space, else raise `GenotypeError`."""
-        if not isinstance(genotype, LinearGenotype):
-            kind = getattr(genotype, "space", type(genotype).__name__)
-            raise GenotypeError(f"space: must be linear but got {kind!r}.")
-        for feature in genotype.features:
+        own = LinearGenotype.require(genotype)
+        for feature in own.features:
             if feature >= self.n_features:
                 raise GenotypeError(
                     f"learners: the space has {self.n_features} features but got"
                     f" {feature_name(feature)!r}."
                 )
-        return genotype
+        return own
 
     def describe(self) -> dict[str, Any]:
         """Return the space as plain data; ``LinearSpace(**data)`` makes it again."""
@@ -293,18 +277,14 @@ class LinearSpace:
         }
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
 def _check_learner(index: int, learner: Any) -> Learner:
-    if not _is_list(learner) or not learner:
+    if not as_list(learner):
         raise GenotypeError(
             f"learners[{index}]: must be a list of at least one [feature, {OP!r}] but got"
             f" {learner!r}."
         )
     for shortcut in learner:
-        fits = _is_list(shortcut) and len(shortcut) == 2 and shortcut[1] == OP
+        fits = as_list(shortcut) is not None and len(shortcut) == 2 and shortcut[1] == OP
         name = shortcut[0] if fits else None
         if not isinstance(name, str) or not re.fullmatch(r"x(0|[1-9]\d*)", name):
             raise GenotypeError(

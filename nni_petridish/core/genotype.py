@@ -1,47 +1,28 @@
-"""What an architecture is: frozen, validated, and JSON in and out.
+"""Base of all architectures: frozen, validated, and JSON in and out.
 
 A genotype says which shortcuts each weak learner merges (Eq. 4 of the paper), nothing about widths,
-depths or weights: those belong to the space that builds it.
+depths or weights: those belong to the space that builds it. Each space has its own family; a family
+declares its fields and checks them, the rest is here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from nni_petridish.errors import GenotypeError
+from nni_petridish.registry import genotype_homes
 
 VERSION = 1
 
-#: The eligible operations Op of the paper's vision tasks, in the order of the α tables.
-VISION_OPS = (
-    "sep_conv_3x3",
-    "sep_conv_5x5",
-    "dil_conv_3x3",
-    "dil_conv_5x5",
-    "max_pool_3x3",
-    "avg_pool_3x3",
-    "identity",
-)
-#: The cell inputs In(x_k) that exist before any growth; ``h0``, ``h1``, ... follow.
-VISION_SOURCES = ("prev_prev", "prev")
-#: How the shortcuts of one weak learner become one tensor (op_merge, appendix B.3).
+#: The forms of op_merge, which makes one tensor of the shortcuts of a weak learner (appendix B.3).
 MERGES = ("concat_project", "weighted_sum")
-MODES = ("cell", "macro")
-CELL_KEYS = ("normal", "reduce")
-#: The module of each family that `Genotype.from_dict` reads; loaded when one is asked for.
-_HOMES = {
-    "vision": __name__,
-    "recurrent": "search_spaces.recurrent.genotype",
-    "model": "search_spaces.any_model.genotype",
-    "nni": "nni_petridish.nni_adapter.user_spaces.genotype",
-    "linear": "search_spaces.linear",
-}
 
 Shortcut = tuple[str, str]
 """``(source, op)``: one candidate op_j(z_i)."""
@@ -54,8 +35,12 @@ def learner_name(index: int) -> str:
     return f"h{index}"
 
 
+@dataclass(frozen=True)
 class Genotype(ABC):
     """Base of all architectures; ``Genotype.from_json`` finds the right family by ``space``.
+
+    A family is a frozen dataclass with a ``space``. Its fields are the keys of its JSON form, in
+    order; a field ``merge`` is written only where it is not the default.
 
     Examples
     --------
@@ -71,11 +56,18 @@ class Genotype(ABC):
     """
 
     space: ClassVar[str]
+    table: ClassVar[str]
+    """The field that holds the weak learners."""
+    noun: ClassVar[str] = ""
+    """What errors call a genotype of this family; by default the space and "genotype"."""
+    key_noun: ClassVar[str] = "key"
+    """What errors call the key of an α table."""
     _families: ClassVar[dict[str, type[Genotype]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Genotype._families[cls.space] = cls
+        if "space" in vars(cls):
+            Genotype._families[cls.space] = cls
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Genotype:
@@ -90,10 +82,10 @@ class Genotype(ABC):
     def from_dict(cls, data: object) -> Genotype:
         """Read a genotype from plain data, as `to_dict` makes it."""
         if not isinstance(data, Mapping):
-            raise GenotypeError(f"genotype: must be an object but got {_show(data)}.")
+            raise GenotypeError(f"genotype: must be an object but got {show(data)}.")
         version = data.get("version")
         if isinstance(version, bool) or version != VERSION:
-            raise GenotypeError(f"version: must be {VERSION} but got {_show(version)}.")
+            raise GenotypeError(f"version: must be {VERSION} but got {show(version)}.")
         family = cls._family(data.get("space"))
         fields = {key: value for key, value in data.items() if key not in ("version", "space")}
         return family._from_fields(fields)
@@ -101,41 +93,100 @@ class Genotype(ABC):
     @classmethod
     def _family(cls, space: object) -> type[Genotype]:
         """Return the family of this name, if it is one of this class."""
-        if isinstance(space, str) and space in _HOMES:
-            importlib.import_module(_HOMES[space])
+        homes = genotype_homes()
+        if isinstance(space, str) and space in homes:
+            importlib.import_module(homes[space])
         families = {name: f for name, f in cls._families.items() if issubclass(f, cls)}
         if not isinstance(space, str) or space not in families:
-            known = {**_HOMES, **families} if cls is Genotype else families
-            raise GenotypeError(f"space: must be {_one_of(known)} but got {_show(space)}.")
+            known = {**homes, **families} if cls is Genotype else families
+            raise GenotypeError(f"space: must be {one_of(known)} but got {show(space)}.")
         return families[space]
+
+    @classmethod
+    def require(cls, genotype: object) -> Self:
+        """Return the genotype if it is of this family, else raise `GenotypeError`."""
+        if not isinstance(genotype, cls):
+            found = genotype.space if isinstance(genotype, Genotype) else type(genotype).__name__
+            raise GenotypeError(f"space: must be {cls.space} but got {found!r}.")
+        return genotype
 
     def to_dict(self) -> dict[str, Any]:
         """Return the genotype as plain data (lists, not tuples), ready for JSON."""
-        return {"version": VERSION, "space": self.space, **self._to_fields()}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if values.get("merge") == MERGES[0]:
+            del values["merge"]
+        return {"version": VERSION, "space": self.space, **_plain(values)}
 
     def to_json(self, indent: int | None = None) -> str:
         """Return the genotype as JSON; equal genotypes give equal text."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    @abstractmethod
-    def grown(self, additions: Mapping[str, Learner], merge: str | None = None) -> Genotype:
-        """Return the genotype with one more weak learner for every key in ``additions``."""
+    @property
+    def merge(self) -> str:
+        """op_merge of all weak learners: one of `MERGES`."""
+        return MERGES[0]
 
     @property
-    @abstractmethod
     def growths(self) -> int:
         """How many weak learners the most grown part of the network has."""
+        return max(map(len, self.learners_by_key().values()), default=0)
 
     @abstractmethod
     def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
         """Return the weak learners of each α table, in the order of growth."""
 
-    @classmethod
-    @abstractmethod
-    def _from_fields(cls, fields: Mapping[str, Any]) -> Genotype: ...
+    def grown(self, additions: Mapping[str, Learner], merge: str | None = None) -> Self:
+        """Return the genotype with one more weak learner for every key in ``additions``.
+
+        ``merge`` is op_merge of the new learners. A family without such a field ignores it; in the
+        others it can change only as long as there is no weak learner.
+        """
+        before = self.learners_by_key()
+        for key in additions:
+            self._check_key(key)
+        after = {key: (*before.get(key, ()), learner) for key, learner in additions.items()}
+        return self._with_learners({**before, **after}, merge)
+
+    def _check_key(self, key: str) -> None:
+        """Check that there is an α table of this key."""
+        known = self.learners_by_key()
+        if key not in known:
+            there = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
+            raise GenotypeError(f"{self.table}: has no {self.key_noun} {key!r}; {there}.")
 
     @abstractmethod
-    def _to_fields(self) -> dict[str, Any]: ...
+    def _with_learners(self, learners: Mapping[str, Sequence[Learner]], merge: str | None) -> Self:
+        """Return the genotype with these weak learners in place of its own."""
+
+    @classmethod
+    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in names:
+            if name not in fields and name != "merge":
+                raise GenotypeError(f"{name}: is missing.")
+        unknown = sorted(map(str, fields.keys() - set(names)))
+        if unknown:
+            noun = cls.noun or f"{cls.space} genotype"
+            raise GenotypeError(f"{unknown[0]}: is not a key of a {noun}.")
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class LearnersGenotype(Genotype):
+    """Base of the families whose field ``table`` maps each key to its weak learners."""
+
+    def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
+        """Return the weak learners of each α table, in the order of growth."""
+        learners: Mapping[str, Sequence[Learner]] = getattr(self, self.table)
+        return learners
+
+    def _with_learners(self, learners: Mapping[str, Sequence[Learner]], merge: str | None) -> Self:
+        changes: dict[str, Any] = {self.table: learners}
+        if any(field.name == "merge" for field in dataclasses.fields(self)):
+            changes["merge"] = merge or self.merge
+            if self.growths and changes["merge"] != self.merge:
+                raise GenotypeError(f"merge: is {self.merge!r} in the parent but got {merge!r}.")
+        return dataclasses.replace(self, **changes)
 
 
 class FrozenMapping(Mapping[str, Any]):
@@ -162,125 +213,29 @@ class FrozenMapping(Mapping[str, Any]):
         return repr(self._items)
 
 
-@dataclass(frozen=True)
-class VisionGenotype(Genotype):
-    """An architecture of the vision space.
+def check_learners(
+    place: str,
+    learners: object,
+    sources: Sequence[str],
+    ops: Sequence[str],
+) -> tuple[Learner, ...]:
+    """Return the weak learners of one α table as tuples, or raise `GenotypeError`.
 
     Parameters
     ----------
-    mode
-        ``"cell"``: every normal cell grows alike, and every reduction cell; ``"macro"``: each cell
-        on its own.
-    cells
-        For each α table (``normal`` and ``reduce``, or ``cell_00``, ``cell_01``, ...) its weak
-        learners in the order of growth. The seed has none: its cell
-        ``sep_conv_3x3(prev) + skip(prev)`` is implied.
-    merge
-        op_merge of all its weak learners: ``"concat_project"`` (the paper's choice) or
-        ``"weighted_sum"``. Written to JSON only where it is not the default.
+    place
+        Where they stand, for errors.
+    learners
+        Lists of lists of ``[source, op]``.
+    sources
+        The inputs that exist before any growth; the i-th learner may read the outputs of those
+        before it as well.
+    ops
+        The eligible operations.
     """
-
-    mode: str
-    cells: Mapping[str, tuple[Learner, ...]]
-    merge: str = "concat_project"
-
-    space: ClassVar[str] = "vision"
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise GenotypeError(f"mode: must be {_one_of(MODES)} but got {_show(self.mode)}.")
-        if self.merge not in MERGES:
-            raise GenotypeError(f"merge: must be {_one_of(MERGES)} but got {_show(self.merge)}.")
-        if not isinstance(self.cells, Mapping):
-            raise GenotypeError(f"cells: must be an object but got {_show(self.cells)}.")
-        _check_keys(self.mode, list(self.cells))
-        cells = {key: _check_learners(f"cells.{key}", self.cells[key]) for key in self.cells}
-        object.__setattr__(self, "cells", FrozenMapping(cells))
-
-    @classmethod
-    def seed(
-        cls, mode: str = "cell", num_cells: int = 0, merge: str = "concat_project"
-    ) -> VisionGenotype:
-        """Return the genotype with no weak learner; macro mode needs the number of cells."""
-        keys = CELL_KEYS if mode == "cell" else [macro_key(i) for i in range(num_cells)]
-        return cls(mode, dict.fromkeys(keys, ()), merge)
-
-    @property
-    def growths(self) -> int:
-        """How many weak learners the most grown cell has."""
-        return max((len(learners) for learners in self.cells.values()), default=0)
-
-    def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
-        """Return the weak learners of each kind of cell, or of each cell."""
-        return self.cells
-
-    def grown(self, additions: Mapping[str, Learner], merge: str | None = None) -> VisionGenotype:
-        """Return the genotype with one more weak learner for every key in ``additions``."""
-        merge = merge or self.merge
-        if self.growths and merge != self.merge:
-            raise GenotypeError(f"merge: is {self.merge!r} in the parent but got {merge!r}.")
-        for key in additions:
-            if key not in self.cells:
-                raise GenotypeError(
-                    f"cells: has no key {key!r}; there are {', '.join(self.cells)}."
-                )
-        cells = {
-            key: (*learners, *([additions[key]] if key in additions else []))
-            for key, learners in self.cells.items()
-        }
-        return VisionGenotype(self.mode, cells, merge)
-
-    @classmethod
-    def _from_fields(cls, fields: Mapping[str, Any]) -> VisionGenotype:
-        for name in ("mode", "cells"):
-            if name not in fields:
-                raise GenotypeError(f"{name}: is missing.")
-        unknown = sorted(map(str, fields.keys() - {"mode", "cells", "merge"}))
-        if unknown:
-            raise GenotypeError(f"{unknown[0]}: is not a key of a vision genotype.")
-        if not isinstance(fields["mode"], str):
-            raise GenotypeError(f"mode: must be {_one_of(MODES)} but got {_show(fields['mode'])}.")
-        return cls(fields["mode"], fields["cells"], fields.get("merge", "concat_project"))
-
-    def _to_fields(self) -> dict[str, Any]:
-        cells = {
-            key: [[list(shortcut) for shortcut in learner] for learner in learners]
-            for key, learners in self.cells.items()
-        }
-        fields: dict[str, Any] = {"mode": self.mode, "cells": cells}
-        if self.merge != "concat_project":
-            fields["merge"] = self.merge
-        return fields
-
-
-def macro_key(index: int) -> str:
-    """Return the key of the index-th cell in macro mode: ``cell_00``, ``cell_01``, ..."""
-    return f"cell_{index:02d}"
-
-
-def _check_keys(mode: str, keys: list[Any]) -> None:
-    expected = list(CELL_KEYS) if mode == "cell" else [macro_key(i) for i in range(len(keys))]
-    if mode == "macro" and not keys:
-        raise GenotypeError("cells: must have a key cell_00, cell_01, ... for each cell, has none.")
-    for key in keys:
-        if key not in expected:
-            wanted = "normal and reduce" if mode == "cell" else f"{expected[0]} to {expected[-1]}"
-            raise GenotypeError(f"cells: {mode} mode has the keys {wanted} but got {_show(key)}.")
-    for key in expected:
-        if key not in keys:
-            raise GenotypeError(f"cells.{key}: is missing.")
-
-
-def _check_learners(
-    place: str,
-    learners: object,
-    sources: Sequence[str] = VISION_SOURCES,
-    ops: Sequence[str] = VISION_OPS,
-) -> tuple[Learner, ...]:
-    listed = _as_list(learners)
+    listed = as_list(learners)
     if listed is None:
-        raise GenotypeError(f"{place}: must be a list of learners but got {_show(learners)}.")
-    # The i-th learner may read the outputs of those before it.
+        raise GenotypeError(f"{place}: must be a list of learners but got {show(learners)}.")
     known = [(*sources, *map(learner_name, range(i))) for i in range(len(listed))]
     return tuple(
         _check_learner(f"{place}[{i}]", item, known[i], ops) for i, item in enumerate(listed)
@@ -290,10 +245,10 @@ def _check_learners(
 def _check_learner(
     place: str, learner: object, sources: Sequence[str], ops: Sequence[str]
 ) -> Learner:
-    listed = _as_list(learner)
+    listed = as_list(learner)
     if not listed:
         raise GenotypeError(
-            f"{place}: must be a list of at least one [source, op] but got {_show(learner)}."
+            f"{place}: must be a list of at least one [source, op] but got {show(learner)}."
         )
     return tuple(
         _check_shortcut(f"{place}[{i}]", item, sources, ops) for i, item in enumerate(listed)
@@ -303,28 +258,44 @@ def _check_learner(
 def _check_shortcut(
     place: str, shortcut: object, sources: Sequence[str], ops: Sequence[str]
 ) -> Shortcut:
-    pair = _as_list(shortcut)
+    pair = as_list(shortcut)
     if pair is None or len(pair) != 2:
-        raise GenotypeError(f"{place}: must be [source, op] but got {_show(shortcut)}.")
+        raise GenotypeError(f"{place}: must be [source, op] but got {show(shortcut)}.")
     source, op = pair
     if not isinstance(op, str) or op not in ops:
-        raise GenotypeError(f"{place}: op must be {_one_of(ops)} but got {_show(op)}.")
+        raise GenotypeError(f"{place}: op must be {one_of(ops)} but got {show(op)}.")
     if not isinstance(source, str) or source not in sources:
         forward = isinstance(source, str) and re.fullmatch(r"h\d+", source)
         why = " (a forward reference)" if forward else ""
-        allowed = _one_of(sources)
-        raise GenotypeError(f"{place}: source must be {allowed} but got {_show(source)}{why}.")
+        allowed = one_of(sources)
+        raise GenotypeError(f"{place}: source must be {allowed} but got {show(source)}{why}.")
     return source, op
 
 
-def _as_list(value: object) -> Sequence[Any] | None:
+def as_list(value: object) -> Sequence[Any] | None:
+    """Return a list or tuple as it is, and None for anything else."""
     return value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else None
 
 
-def _one_of(names: Sequence[str] | Mapping[str, Any]) -> str:
+def one_of(names: Sequence[str] | Mapping[str, Any]) -> str:
+    """Return the allowed names for an error: ``one of a, b``."""
     return "one of " + ", ".join(names) if len(names) > 1 else next(iter(names), "nothing")
 
 
-def _show(value: object) -> str:
+def show(value: object) -> str:
+    """Return a value for an error, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_merge(merge: object) -> None:
+    """Check that a value is one of `MERGES`."""
+    if merge not in MERGES:
+        raise GenotypeError(f"merge: must be {one_of(MERGES)} but got {show(merge)}.")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with dicts for mappings and lists for tuples, as JSON has it."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

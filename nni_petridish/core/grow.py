@@ -141,7 +141,7 @@ def finalize_candidates(
     genotype = _genotype_of(net).grown(additions, merge)
     for site in sites(net):
         if site.weak_learner is not None and site.key in chosen:
-            _like(site, _finalize(site, chosen[site.key], getattr(genotype, "merge", MERGES[0])))
+            _like(site, _finalize(site, chosen[site.key], genotype.merge))
         site.weak_learner = None
     setattr(net, "genotype", genotype)  # noqa: B010 - nn.Module's type knows no such attribute
     return genotype

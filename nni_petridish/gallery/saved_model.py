@@ -16,7 +16,7 @@ from nni_petridish.errors import DamagedModelError, GalleryError
 from nni_petridish.gallery.files import write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.select import open_search, select_model
-from nni_petridish.registry import KINDS, Kind, kind_of
+from nni_petridish.registry import Kind, kind_names, kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -166,8 +166,8 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _known_kind(space: Mapping[str, Any]) -> Kind:
-    if space.get("space") not in KINDS:
-        known = ", ".join(KINDS)
+    if space.get("space") not in kind_names():
+        known = ", ".join(kind_names())
         raise GalleryError(f"A model's space must be one of {known} but is {space.get('space')!r}.")
     return kind_of(space)
 

@@ -9,7 +9,7 @@ from typing import Any
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery.files import to_json
 from nni_petridish.gallery.gallery import Gallery
-from nni_petridish.registry import KINDS, kind_of
+from nni_petridish.registry import kind_names, kind_of
 
 Plain = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ def check_gallery(
 
 def describe_space(space: Plain, data: Plain) -> dict[str, Any]:
     """Return the kind and all options of a space, defaults and what data decide included."""
-    if space.get("space") not in KINDS:  # NNI's cells and choices describe themselves
+    if space.get("space") not in kind_names():  # NNI's cells and choices describe themselves
         return dict(space)
     return kind_of(space).describe_space(space, data)
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nni_petridish.core.genotype import Learner, Shortcut, VisionGenotype, learner_name
+from nni_petridish.core.genotype import Learner, Shortcut, learner_name
 from nni_petridish.errors import ConfigError
 from nni_petridish.nni_adapter.space import ModelSpace
 from search_spaces import VisionSpace
+from search_spaces.vision.genotype import VisionGenotype
 
 # After ours, which know how to import NNI's NAS without its warnings.
 from nni.nas.nn.pytorch import LayerChoice  # isort: skip

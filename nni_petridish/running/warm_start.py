@@ -19,7 +19,7 @@ from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, GalleryError, GenotypeError
 from nni_petridish.gallery.saved_model import SavedModel, from_gallery, read_header, read_model
 from nni_petridish.gallery.select import open_search, select_model
-from nni_petridish.registry import KINDS, kind_of
+from nni_petridish.registry import kind_names, kind_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,7 +99,7 @@ def read_start(start: Mapping[str, Any]) -> SavedModel:
 
 def _full(space: Mapping[str, Any], data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return all options of a space; of kinds that no configuration names those that are known."""
-    return kind_of(space).full_space(space, data) if space.get("space") in KINDS else space
+    return kind_of(space).full_space(space, data) if space.get("space") in kind_names() else space
 
 
 def _check_space(space: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -8,12 +8,13 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from nni_petridish.core.genotype import VISION_OPS, Genotype
+from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.grow import sites as find_sites
 from nni_petridish.errors import GenotypeError, GrowthError
 from search_spaces.any_model.genotype import MODEL_OPS, VECTOR_OPS, ModelGenotype
 from search_spaces.any_model.site import ForwardValues, ModelSite, ModelSites, SourceHook
 from search_spaces.any_model.trace import Layer, Trace, default_sources, halvings
+from search_spaces.vision.genotype import VISION_OPS
 
 Net = TypeVar("Net", bound=nn.Module)
 CONTAINER = "petridish"

@@ -13,13 +13,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from nni_petridish.core.genotype import VISION_OPS
 from nni_petridish.core.named_modules import NamedModules
 from nni_petridish.core.weak_learner import Site, WeakLearner
 from nni_petridish.errors import GrowthError
 from search_spaces.any_model.genotype import VECTOR_OPS
 from search_spaces.any_model.trace import FeatureShape, halvings
 from search_spaces.any_model.vector_ops import ConcatProjectVector, make_vector_op, project_vector
+from search_spaces.vision.genotype import VISION_OPS
 from search_spaces.vision.ops import ConcatProject, FactorizedReduce, make_op, project
 
 

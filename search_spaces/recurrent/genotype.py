@@ -1,4 +1,4 @@
-"""What a recurrent cell is: a list of nodes, in our JSON form and in DARTS's published form."""
+"""Recurrent cells as lists of nodes, in our JSON form and in DARTS's published form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nni_petridish.core.genotype import Genotype, Learner, _as_list, _one_of, _show
+from nni_petridish.core.genotype import Genotype, Learner, as_list, one_of, show
 from nni_petridish.errors import GenotypeError
 
 #: The paper's five primitives; ``none`` is "no connection": it is never added to a cell.
@@ -53,13 +53,14 @@ class RecurrentGenotype(Genotype):
     nodes: Sequence[Node]
 
     space: ClassVar[str] = "recurrent"
+    table: ClassVar[str] = "nodes"
 
     def __post_init__(self) -> None:
-        listed = _as_list(self.nodes)
+        listed = as_list(self.nodes)
         if not listed:
             raise GenotypeError(
                 "nodes: must be a list of at least one [activation, predecessor] but got"
-                f" {_show(self.nodes)}."
+                f" {show(self.nodes)}."
             )
         nodes = tuple(_check_node(i, node) for i, node in enumerate(listed))
         object.__setattr__(self, "nodes", nodes)
@@ -69,27 +70,17 @@ class RecurrentGenotype(Genotype):
         """Return the cell with one node on s0, where growth starts."""
         return cls(((activation, 0),))
 
-    @property
-    def growths(self) -> int:
-        """How many nodes were added to the first."""
-        return len(self.nodes) - 1
-
     def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
         """Return the nodes beside the first as the weak learners that added them."""
         added = self.nodes[1:]
         return {CELL_KEY: [((node_name(source), activation),) for activation, source in added]}
 
-    def grown(
-        self, additions: Mapping[str, Learner], merge: str | None = None
+    def _with_learners(
+        self, learners: Mapping[str, Sequence[Learner]], merge: str | None
     ) -> RecurrentGenotype:
-        """Return the cell with one more node; a node has one input, so there is nothing to merge.
-
-        ``additions`` maps ``"cell"`` to the one shortcut ``((source, activation),)``.
-        """
-        nodes = list(self.nodes)
-        for key, learner in additions.items():
-            if key != CELL_KEY:
-                raise GenotypeError(f"nodes: has no key {key!r}; there is {CELL_KEY}.")
+        """Return the cell with these nodes after the first; a node has one input to merge."""
+        nodes = list(self.nodes[:1])
+        for learner in learners[CELL_KEY]:
             if len(learner) != 1:
                 raise GenotypeError(
                     "a recurrent cell grows by one node at a time: i_max must be 1 but got"
@@ -98,7 +89,7 @@ class RecurrentGenotype(Genotype):
             ((source, activation),) = learner
             known = [node_name(i) for i in range(len(nodes) + 1)]
             if source not in known:
-                raise GenotypeError(f"nodes: source must be {_one_of(known)} but got {source!r}.")
+                raise GenotypeError(f"nodes: source must be {one_of(known)} but got {source!r}.")
             nodes.append((activation, known.index(source)))
         return RecurrentGenotype(nodes)
 
@@ -112,14 +103,14 @@ class RecurrentGenotype(Genotype):
         fields = _darts_fields(text)
         for name in ("recurrent", "concat"):
             if name not in fields:
-                raise GenotypeError(f"{name}: is missing in {_show(text)}.")
+                raise GenotypeError(f"{name}: is missing in {show(text)}.")
         genotype = cls(fields["recurrent"])
         everything = list(range(1, len(genotype.nodes) + 1))
-        concat = _as_list(fields["concat"])
+        concat = as_list(fields["concat"])
         if concat is None or sorted(concat) != everything:
             raise GenotypeError(
                 f"concat: must be all nodes, 1 to {everything[-1]}, but got"
-                f" {_show(fields['concat'])}."
+                f" {show(fields['concat'])}."
             )
         return genotype
 
@@ -127,35 +118,23 @@ class RecurrentGenotype(Genotype):
         """Return the genotype as DARTS's genotypes.py has it."""
         return f"Genotype(recurrent={list(self.nodes)!r}, concat=range(1, {len(self.nodes) + 1}))"
 
-    @classmethod
-    def _from_fields(cls, fields: Mapping[str, Any]) -> RecurrentGenotype:
-        if "nodes" not in fields:
-            raise GenotypeError("nodes: is missing.")
-        unknown = sorted(map(str, fields.keys() - {"nodes"}))
-        if unknown:
-            raise GenotypeError(f"{unknown[0]}: is not a key of a recurrent genotype.")
-        return cls(fields["nodes"])
-
-    def _to_fields(self) -> dict[str, Any]:
-        return {"nodes": [list(node) for node in self.nodes]}
-
 
 def _check_node(index: int, node: object) -> Node:
     place = f"nodes[{index}]"
-    pair = _as_list(node)
+    pair = as_list(node)
     if pair is None or len(pair) != 2:
-        raise GenotypeError(f"{place}: must be [activation, predecessor] but got {_show(node)}.")
+        raise GenotypeError(f"{place}: must be [activation, predecessor] but got {show(node)}.")
     activation, predecessor = pair
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         why = " (no connection is no node)" if activation == "none" else ""
         raise GenotypeError(
-            f"{place}: activation must be {_one_of(ACTIVATIONS)} but got {_show(activation)}{why}."
+            f"{place}: activation must be {one_of(ACTIVATIONS)} but got {show(activation)}{why}."
         )
     whole = isinstance(predecessor, int) and not isinstance(predecessor, bool)
     if not whole or not 0 <= predecessor <= index:
         raise GenotypeError(
             f"{place}: predecessor must be a whole number from 0 to {index} but got"
-            f" {_show(predecessor)}."
+            f" {show(predecessor)}."
         )
     return activation, predecessor
 
@@ -163,7 +142,7 @@ def _check_node(index: int, node: object) -> Node:
 def _darts_fields(text: str) -> dict[str, Any]:
     problem = GenotypeError(
         "DARTS's form must be Genotype(recurrent=[(activation, predecessor), ...],"
-        f" concat=range(1, n)) but got {_show(text)}."
+        f" concat=range(1, n)) but got {show(text)}."
     )
     try:
         (statement,) = ast.parse(text.strip()).body

@@ -96,14 +96,12 @@ class RecurrentSpace:
 
     def check(self, genotype: Genotype) -> RecurrentGenotype:
         """Return the genotype if it fits this space, else raise `GenotypeError`."""
-        if not isinstance(genotype, RecurrentGenotype):
-            kind = getattr(genotype, "space", type(genotype).__name__)
-            raise GenotypeError(f"space: must be recurrent but got {kind!r}.")
-        if len(genotype.nodes) > self.max_nodes:
+        own = RecurrentGenotype.require(genotype)
+        if len(own.nodes) > self.max_nodes:
             raise GenotypeError(
-                f"nodes: the space has at most {self.max_nodes} but got {len(genotype.nodes)}."
+                f"nodes: the space has at most {self.max_nodes} but got {len(own.nodes)}."
             )
-        return genotype
+        return own
 
     def model_space(self, max_learners: int | None = None) -> Any:
         """Return this space for NNI's experiments and strategies, see `GrowableModelSpace`.

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nni_petridish.core.genotype import VISION_SOURCES, Shortcut, VisionGenotype
+from nni_petridish.core.genotype import Shortcut
 from nni_petridish.core.weak_learner import Site
 from nni_petridish.errors import ConfigError
+from search_spaces.vision.genotype import VISION_SOURCES, VisionGenotype
 from search_spaces.vision.ops import ConcatProject, DropPath, FactorizedReduce, make_op, project
 from search_spaces.vision.space import TRANSITION, Shape, VisionSpace
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nni_petridish.core.genotype import VISION_OPS
 from nni_petridish.errors import GenotypeError
 from nni_petridish.kernels.batch_norm import normalize
 from nni_petridish.kernels.deferred_candidates import HiddenCandidate
@@ -27,6 +26,7 @@ from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3, hidden_pool
 from nni_petridish.kernels.prepared import EndsInNorm, SharedInput
 from nni_petridish.kernels.separable import UnitModules, can_fuse, hidden_convs, separable_convs
 from nni_petridish.kernels.switch import fast_kernels_apply
+from search_spaces.vision.genotype import VISION_OPS
 
 
 class SeparableConvs(nn.Sequential, EndsInNorm):
@@ -246,7 +246,7 @@ def make_op(name: str, channels: int, stride: int = 1, affine: bool = False) -> 
     Parameters
     ----------
     name
-        One of `nni_petridish.core.genotype.VISION_OPS`.
+        One of `search_spaces.vision.genotype.VISION_OPS`.
     channels
         Its number of input and output channels.
     stride

@@ -12,15 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nni_petridish.core.genotype import (
-    MERGES,
-    MODES,
-    VISION_OPS,
-    Genotype,
-    VisionGenotype,
-    macro_key,
-)
+from nni_petridish.core.genotype import MERGES, Genotype
 from nni_petridish.errors import ConfigError, GenotypeError
+from search_spaces.vision.genotype import MODES, VISION_OPS, VisionGenotype, macro_key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -134,16 +128,14 @@ class VisionSpace:
 
     def check(self, genotype: Genotype) -> VisionGenotype:
         """Return the genotype if it fits this space, else raise `GenotypeError`."""
-        if not isinstance(genotype, VisionGenotype):
-            kind = getattr(genotype, "space", type(genotype).__name__)
-            raise GenotypeError(f"space: must be vision but got {kind!r}.")
-        if genotype.mode != self.mode:
-            raise GenotypeError(f"mode: the space's is {self.mode!r} but got {genotype.mode!r}.")
-        if self.mode == "macro" and len(genotype.cells) != self.num_cells:
+        own = VisionGenotype.require(genotype)
+        if own.mode != self.mode:
+            raise GenotypeError(f"mode: the space's is {self.mode!r} but got {own.mode!r}.")
+        if self.mode == "macro" and len(own.cells) != self.num_cells:
             raise GenotypeError(
-                f"cells: the space has {self.num_cells} cells but got {len(genotype.cells)}."
+                f"cells: the space has {self.num_cells} cells but got {len(own.cells)}."
             )
-        return genotype
+        return own
 
     def deepened(self, genotype: Genotype, cells_per_stage: int) -> VisionGenotype:
         """Return what an architecture of this space is with another N.

@@ -11,11 +11,12 @@ import sys
 import pytest
 
 from nni_petridish import Genotype, GenotypeError, PetridishError, VisionGenotype
-from nni_petridish.core.genotype import VISION_OPS, Learner, macro_key
+from nni_petridish.core.genotype import Learner
 from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
 from search_spaces.any_model.genotype import ModelGenotype
 from search_spaces.linear import LinearGenotype
 from search_spaces.recurrent.genotype import RecurrentGenotype
+from search_spaces.vision.genotype import VISION_OPS, macro_key
 
 
 def vision(**changes: object) -> dict:

@@ -21,7 +21,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import prune, spectral_norm
 from torch.utils.checkpoint import checkpoint
 
-from nni_petridish.core.genotype import VISION_OPS
 from nni_petridish.core.weak_learner import AlphaTable, JointWeakLearner
 from nni_petridish.kernels.batch_norm import normalize
 from nni_petridish.kernels.deferred import add_prepared_sum
@@ -32,6 +31,7 @@ from nni_petridish.kernels.native.structures import SIZES
 from nni_petridish.kernels.pointwise import can_project
 from nni_petridish.kernels.prepared import SharedInput, Unnormalized, hide
 from nni_petridish.kernels.switch import plain_ops
+from search_spaces.vision.genotype import VISION_OPS
 from search_spaces.vision.ops import FactorizedReduce, SeparableConvs, make_op, project
 from tests.kernels.test_kernels import (
     assert_same_as_plain,

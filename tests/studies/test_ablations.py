@@ -16,7 +16,6 @@ import yaml
 
 from nni_petridish import ablate, load_model
 from nni_petridish.cli import main
-from nni_petridish.core.genotype import VisionGenotype
 from nni_petridish.errors import ConfigError, TrainingError
 from nni_petridish.gallery.select import best_within, open_search
 from nni_petridish.running.config import SearchConfig
@@ -27,6 +26,7 @@ from nni_petridish.studies.ablations.settings import Ablations, Run
 from nni_petridish.studies.ablations.tables import findings, table_rows
 from nni_petridish.tasks.task import VisionTask
 from nni_petridish.tasks.vision.data import _SOURCES
+from search_spaces.vision.genotype import VisionGenotype
 from tests.support.chaos import write_config
 
 ROOT = Path(__file__).parents[2]

@@ -110,10 +110,8 @@ class ForeignSpace:
 
     def check(self, genotype: Genotype) -> ChoiceGenotype:
         """Return the genotype if it fits this space, else raise `GenotypeError`."""
-        if not isinstance(genotype, ChoiceGenotype):
-            kind = getattr(genotype, "space", type(genotype).__name__)
-            raise GenotypeError(f"space: must be nni but got {kind!r}.")
-        for label, learners in genotype.choices.items():
+        own = ChoiceGenotype.require(genotype)
+        for label, learners in own.choices.items():
             if label not in self.plans:
                 known = ", ".join(self.plans)
                 raise GenotypeError(f"choices: must be among {known} but got {label!r}.")
@@ -123,7 +121,7 @@ class ForeignSpace:
                 foreign = set(learner) - set(plan.eligible(before))
                 if foreign or len(learner) > plan.room(before):
                     raise GenotypeError(f"choices.{label}[{i}]: {learner!r} is not of the space.")
-        return genotype
+        return own
 
     def sample(self, genotype: Genotype) -> Sample:
         """Return NNI's sample of an architecture; the user's space can be frozen with it."""

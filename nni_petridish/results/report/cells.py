@@ -7,15 +7,10 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from nni_petridish.core.genotype import (
-    VISION_SOURCES,
-    Genotype,
-    Learner,
-    VisionGenotype,
-    learner_name,
-)
+from nni_petridish.core.genotype import Genotype, Learner, learner_name
 from nni_petridish.results.report import svg
 from search_spaces.recurrent.genotype import RecurrentGenotype, node_name
+from search_spaces.vision.genotype import VISION_SOURCES, VisionGenotype
 
 _ROW, _GAP, _HEAD = 30, 10, 18
 _OP, _NODE, _SPACE = 112, 34, 46

@@ -11,7 +11,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from nni_petridish.core.genotype import VisionGenotype
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import from_gallery
@@ -22,6 +21,7 @@ from nni_petridish.search.settings import check_number
 from nni_petridish.tasks.vision.data import describe
 from nni_petridish.tasks.vision.recipe import Recipe
 from search_spaces import VisionSpace
+from search_spaces.vision.genotype import VisionGenotype
 
 PAPER_CELLS, PAPER_FILTERS, PAPER_EPOCHS = 6, 32, 600
 #: Of the search's data: a final training has no validation and leaves no image out.

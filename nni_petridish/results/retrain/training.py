@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nni_petridish.core.complexity import count_multiply_adds, count_parameters
-from nni_petridish.core.genotype import MERGES, VisionGenotype
+from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery.files import to_json
 from nni_petridish.results.retrain.repetitions import Repetitions
@@ -24,6 +24,7 @@ from nni_petridish.tasks.training import evaluate, fit, resolve_device
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
 from search_spaces import VisionSpace
+from search_spaces.vision.genotype import VisionGenotype
 
 if TYPE_CHECKING:
     from nni_petridish.tasks.vision.data import DataSet

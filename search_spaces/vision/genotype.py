@@ -1,0 +1,98 @@
+"""Architectures of the vision space: the weak learners of each cell, or of each kind of cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nni_petridish.core.genotype import (
+    FrozenMapping,
+    Learner,
+    LearnersGenotype,
+    check_learners,
+    check_merge,
+    one_of,
+    show,
+)
+from nni_petridish.errors import GenotypeError
+
+#: The eligible operations Op of the paper's vision tasks, in the order of the α tables.
+VISION_OPS = (
+    "sep_conv_3x3",
+    "sep_conv_5x5",
+    "dil_conv_3x3",
+    "dil_conv_5x5",
+    "max_pool_3x3",
+    "avg_pool_3x3",
+    "identity",
+)
+#: The cell inputs In(x_k) that exist before any growth; ``h0``, ``h1``, ... follow.
+VISION_SOURCES = ("prev_prev", "prev")
+MODES = ("cell", "macro")
+CELL_KEYS = ("normal", "reduce")
+
+
+@dataclass(frozen=True)
+class VisionGenotype(LearnersGenotype):
+    """An architecture of the vision space.
+
+    Parameters
+    ----------
+    mode
+        ``"cell"``: every normal cell grows alike, and every reduction cell; ``"macro"``: each cell
+        on its own.
+    cells
+        For each α table (``normal`` and ``reduce``, or ``cell_00``, ``cell_01``, ...) its weak
+        learners in the order of growth. The seed has none: its cell
+        ``sep_conv_3x3(prev) + skip(prev)`` is implied.
+    merge
+        op_merge of all its weak learners: ``"concat_project"`` (the paper's choice) or
+        ``"weighted_sum"``. Written to JSON only where it is not the default.
+    """
+
+    mode: str
+    cells: Mapping[str, tuple[Learner, ...]]
+    merge: str = "concat_project"
+
+    space: ClassVar[str] = "vision"
+    table: ClassVar[str] = "cells"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise GenotypeError(f"mode: must be {one_of(MODES)} but got {show(self.mode)}.")
+        check_merge(self.merge)
+        if not isinstance(self.cells, Mapping):
+            raise GenotypeError(f"cells: must be an object but got {show(self.cells)}.")
+        _check_keys(self.mode, list(self.cells))
+        cells = {
+            key: check_learners(f"cells.{key}", learners, VISION_SOURCES, VISION_OPS)
+            for key, learners in self.cells.items()
+        }
+        object.__setattr__(self, "cells", FrozenMapping(cells))
+
+    @classmethod
+    def seed(
+        cls, mode: str = "cell", num_cells: int = 0, merge: str = "concat_project"
+    ) -> VisionGenotype:
+        """Return the genotype with no weak learner; macro mode needs the number of cells."""
+        keys = CELL_KEYS if mode == "cell" else [macro_key(i) for i in range(num_cells)]
+        return cls(mode, dict.fromkeys(keys, ()), merge)
+
+
+def macro_key(index: int) -> str:
+    """Return the key of the index-th cell in macro mode: ``cell_00``, ``cell_01``, ..."""
+    return f"cell_{index:02d}"
+
+
+def _check_keys(mode: str, keys: list[Any]) -> None:
+    expected = list(CELL_KEYS) if mode == "cell" else [macro_key(i) for i in range(len(keys))]
+    if mode == "macro" and not keys:
+        raise GenotypeError("cells: must have a key cell_00, cell_01, ... for each cell, has none.")
+    for key in keys:
+        if key not in expected:
+            wanted = "normal and reduce" if mode == "cell" else f"{expected[0]} to {expected[-1]}"
+            raise GenotypeError(f"cells: {mode} mode has the keys {wanted} but got {show(key)}.")
+    for key in expected:
+        if key not in keys:
+            raise GenotypeError(f"cells.{key}: is missing.")
