@@ -40,6 +40,8 @@ _PROBLEMS = {
     "nni": Problem("nni_petridish.nni_adapter.user_spaces.genotype"),
     "linear": Problem("search_spaces.linear"),
 }
+DEFAULT_KIND = "vision"
+"""The kind of a configuration that names none."""
 
 
 def register_kind(name: str, *, genotype: str, kind: str | None = None) -> None:
@@ -98,10 +100,17 @@ PERPLEXITY = Measure("perplexity", is_share=False)
 
 
 class Kind(Protocol):
-    """A module that knows one kind of space; only `load_task` may import torch."""
+    """A module that knows one kind of space.
+
+    Only `load_task` and `plain_network` may import torch.
+    """
 
     MEASURE: Measure
     """The number that a search of this kind minimizes."""
+    TUNED_RANGES: Mapping[str, tuple[float, float]]
+    """The ends of the ranges that a study tries by default, both included, by setting."""
+    L1_GROUPS: tuple[float, ...]
+    """The values of λ that the settings of a study are grouped by."""
 
     def read_data(self, data: dict[str, Any], base: Path) -> dict[str, Any]:
         """Check ``data`` without loading it; folders are relative to ``base``."""
@@ -152,6 +161,28 @@ class Kind(Protocol):
         """Load the data and make the task, a `nni_petridish.tasks.task.Task`."""
         ...
 
+    def plain_network(
+        self, net: Any, space: Mapping[str, Any], facts: Mapping[str, Any], pixels: bool
+    ) -> Any:
+        """Return a network as a `nni_petridish.tasks.plain_network.PlainNetwork`.
+
+        Parameters
+        ----------
+        net
+            The network, in eval mode.
+        space
+            All options of its space.
+        facts
+            The facts of its `SavedModel`.
+        pixels
+            Whether it shall take pixels from 0 to 255 and normalize them itself.
+        """
+        ...
+
+    def check_retraining(self, space: Mapping[str, Any], cells_per_stage: int) -> None:
+        """Raise `ConfigError` unless models of the space can get so many cells per stage."""
+        ...
+
 
 def kind_of(space: Mapping[str, Any]) -> Kind:
     """Return the kind of a space that is described by plain data."""
@@ -160,3 +191,8 @@ def kind_of(space: Mapping[str, Any]) -> Kind:
         raise ConfigError(f"searchSpace.space must be one of {', '.join(known)} but got {name!r}.")
     home = _PROBLEMS[name].kind
     return cast(Kind, importlib.import_module(str(home)))
+
+
+def measure_of(space: Mapping[str, Any]) -> Measure:
+    """Return the measure of a space; the error for spaces that describe themselves, as NNI's do."""
+    return kind_of(space).MEASURE if space.get("space") in kind_names() else ERROR

@@ -15,6 +15,7 @@ from nni_petridish.gallery.select import (
     parse_count,
     selected,
 )
+from nni_petridish.registry import measure_of
 
 if TYPE_CHECKING:
     from nni_petridish.gallery.saved_model import SavedModel
@@ -119,7 +120,7 @@ def _export(options: argparse.Namespace) -> int:
     else:
         model = _chosen_model(options)
     export_model(model, options.out, options.format, options.pixels)
-    measures = ("error", "test_error", "test_perplexity")
+    measures = ("error", f"test_{measure_of(model.space).name}")
     errors = [
         f" ({name.replace('_', ' ')} {model.facts[name]:.4f})"
         for name in measures

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nni_petridish.errors import ConfigError, DataError, PetridishError
 from nni_petridish.gallery.files import temporary_name
 from nni_petridish.gallery.saved_model import SavedModel, write_model
-from nni_petridish.results.portable import Portable, Runner, make_portable
+from nni_petridish.registry import kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from nni_petridish.tasks.plain_network import PlainNetwork, Runner
 
 Result = TypeVar("Result")
 FORMATS = ("state_dict", "onnx", "torch_export")
@@ -51,13 +53,15 @@ def export_model(model: SavedModel, path: Path, format: str, pixels: bool = Fals
             raise ConfigError("pixels is for onnx and torch_export; a state_dict has no inputs.")
         _or_one_line(path, lambda: write_model(model, path))
         return
-    portable = make_portable(model, pixels)
+    plain: PlainNetwork = kind_of(model.space).plain_network(
+        model.build(), model.space, model.facts, pixels
+    )
     # The last extension decides how some readers read it.
     temporary = temporary_name(path).with_suffix(path.suffix or ".tmp")
     write = _write_onnx if format == "onnx" else _write_torch_export
     metadata = _metadata(model)
     try:
-        worst = portable.distance(_or_one_line(path, lambda: write(portable, temporary, metadata)))
+        worst = plain.distance(_or_one_line(path, lambda: write(plain, temporary, metadata)))
         if not worst < TOLERANCE:
             raise PetridishError(
                 f"The exported outputs differ from PyTorch's by {worst:.2g}, more than"
@@ -84,17 +88,17 @@ def measure_normalisation(config: Any) -> dict[str, list[float]] | None:
     return {"mean": data.train.mean.tolist(), "std": data.train.std.tolist()}
 
 
-def _write_onnx(portable: Portable, path: Path, metadata: Mapping[str, str]) -> Runner:
+def _write_onnx(plain: PlainNetwork, path: Path, metadata: Mapping[str, str]) -> Runner:
     import torch
 
     onnx, onnxruntime, _ = map(_optional, ("onnx", "onnxruntime", "onnxscript"))
     program = torch.onnx.export(
-        portable.net,
-        portable.inputs(2),
+        plain.net,
+        plain.inputs(2),
         dynamo=True,
-        dynamic_shapes=portable.dynamic_shapes(),
-        input_names=list(portable.input_names),
-        output_names=list(portable.output_names),
+        dynamic_shapes=plain.dynamic_shapes(),
+        input_names=list(plain.input_names),
+        output_names=list(plain.output_names),
         verbose=False,
     )
     assert program is not None
@@ -107,17 +111,17 @@ def _write_onnx(portable: Portable, path: Path, metadata: Mapping[str, str]) -> 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def run(*inputs: Tensor) -> list[Tensor]:
-        named = {k: x.numpy() for k, x in zip(portable.input_names, inputs, strict=True)}
+        named = {k: x.numpy() for k, x in zip(plain.input_names, inputs, strict=True)}
         return [torch.from_numpy(output) for output in session.run(None, named)]
 
     return run
 
 
-def _write_torch_export(portable: Portable, path: Path, metadata: Mapping[str, str]) -> Runner:
+def _write_torch_export(plain: PlainNetwork, path: Path, metadata: Mapping[str, str]) -> Runner:
     import torch
 
-    shapes = portable.dynamic_shapes()
-    program = torch.export.export(portable.net, portable.inputs(2), dynamic_shapes=shapes)
+    shapes = plain.dynamic_shapes()
+    program = torch.export.export(plain.net, plain.inputs(2), dynamic_shapes=shapes)
     with open(path, "wb") as file:  # a name of its own would have to end in .pt2
         torch.export.save(program, file, extra_files=dict(metadata))
     with open(path, "rb") as file:

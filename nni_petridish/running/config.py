@@ -18,7 +18,7 @@ from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.search_gallery import check_gallery, open_gallery
-from nni_petridish.registry import ARGUMENTS, kind_of
+from nni_petridish.registry import ARGUMENTS, DEFAULT_KIND, kind_of
 from nni_petridish.running.process import per_machine
 from nni_petridish.search.checks import mapping, prefix, refuse_unknown, resolve
 from nni_petridish.search.ranges import Range, make_chooser, split_ranges
@@ -270,7 +270,7 @@ def usual_settings(search_space: Mapping[str, Any]) -> SearchSettings:
 
 
 def _check_kind(space: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"space": "vision", **space}
+    named = {"space": DEFAULT_KIND, **space}
     kind_of(named)
     return named
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from markupsafe import Markup
 from nni_petridish.errors import GalleryError, PetridishError
 from nni_petridish.gallery.files import write_file
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.registry import ERROR, Measure, measure_of
 from nni_petridish.results.report import svg
 from nni_petridish.results.report.diary import (
     loss_at_selection_and_end,
@@ -31,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 def write_report(search: Search, folder: Path) -> Path:
     """Write the report of a gallery; return its path."""
-    documents = _read_documents(search, folder)
-    pictures = draw_pictures(search, documents)
+    documents, measure = _read_gallery(search, folder)
+    pictures = draw_pictures(search, documents, measure)
     page = _render(search, folder.name, documents, pictures)
     try:
         (folder / PICTURES).mkdir(exist_ok=True)
@@ -44,14 +46,14 @@ def write_report(search: Search, folder: Path) -> Path:
     return folder / REPORT_FILE
 
 
-def _read_documents(search: Search, folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the documents of all models; those that cannot be read are left out of the report."""
+def _read_gallery(search: Search, folder: Path) -> tuple[dict[str, dict[str, Any]], Measure]:
+    """Return the documents of all models that can be read, and the measure of their error."""
     documents = {}
     try:
         gallery = Gallery(folder)
     except PetridishError as error:
         _log.warning("The report has no cells and no diary: %s", error)
-        return {}
+        return {}, ERROR
     for record in search.models():
         try:
             documents[record.id] = gallery.load_documents(record.id)
@@ -59,7 +61,14 @@ def _read_documents(search: Search, folder: Path) -> dict[str, dict[str, Any]]:
             _log.warning(
                 "The report leaves out the cells and the diary of %s: %s", record.id, error
             )
-    return documents
+    return documents, _measure(gallery, documents)
+
+
+def _measure(gallery: Gallery, documents: Documents) -> Measure:
+    """Return the measure of the space; the error where the models were measured otherwise."""
+    measure = measure_of(gallery.space)
+    first: Mapping[str, Any] = next(iter(documents.values()), {})
+    return measure if measure.name in first.get("metrics", {}).get("metrics", {}) else ERROR
 
 
 def _render(search: Search, title: str, documents: Documents, pictures: Pictures) -> str:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from nni_petridish.core.genotype import Genotype
+from nni_petridish.registry import Measure
 from nni_petridish.results.report.cells import draw_cells
 from nni_petridish.results.report.charts import hull_chart, training_chart
 from nni_petridish.results.report.diary import alpha_chart
@@ -62,7 +63,7 @@ class Pictures:
         }
 
 
-def draw_pictures(search: Search, documents: Documents) -> Pictures:
+def draw_pictures(search: Search, documents: Documents, measure: Measure) -> Pictures:
     """Draw all pictures of a report; models without documents are in the overviews only."""
     cells = {
         record.id: draw_cells(
@@ -83,18 +84,12 @@ def draw_pictures(search: Search, documents: Documents) -> Pictures:
         if losses is not None:
             training[id] = losses
     return Pictures(
-        hull=hull_chart(search, _error_name(documents)),
+        hull=hull_chart(search, f"validation {measure.name}"),
         lineage=lineage_tree(search),
         cells={id: drawn for id, drawn in cells.items() if drawn},
         alphas=alphas,
         training=training,
     )
-
-
-def _error_name(documents: Documents) -> str:
-    first: Mapping[str, Any] = next(iter(documents.values()), {})
-    measured = first.get("metrics", {}).get("metrics", {})
-    return "validation perplexity" if "perplexity" in measured else "validation error"
 
 
 def _authors(lineage: list[str], documents: Documents) -> dict[str, list[str]]:

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.errors import ConfigError, GalleryError
-from nni_petridish.registry import Measure, kind_of
+from nni_petridish.registry import DEFAULT_KIND, Measure, kind_of
 from nni_petridish.running.config import SearchConfig, read_experiment
 from nni_petridish.search.checks import mapping, prefix, put, resolve
 from nni_petridish.studies.ablations.section import JUDGEMENT, PLACE, Changes, Final, Section, Table
-from search_spaces.vision.space import VisionSpace
 
 SEARCHES, RESULTS = "searches", "results"
 _FIXED = ("seed", "gallery", "tuning", "ablations")
@@ -141,7 +140,7 @@ class Ablations:
     @property
     def measure(self) -> Measure:
         """The number by which the variants are compared."""
-        return kind_of({"space": "vision", **self.search_space}).MEASURE
+        return kind_of({"space": DEFAULT_KIND, **self.search_space}).MEASURE
 
     @property
     def tables(self) -> list[Table]:
@@ -217,15 +216,8 @@ class Ablations:
 
 def _check_final(config: SearchConfig, final: Final) -> None:
     """Raise if what the search may find cannot be trained like that in the end."""
-    space = config.space
-    if space["space"] != "vision":
-        raise ConfigError(f"final is for vision but the space is {space['space']}.")
-    searched = space.get("cells_per_stage", VisionSpace.cells_per_stage)
-    if space.get("mode") == "macro" and final.cells_per_stage % searched:
-        raise ConfigError(
-            f"final.cells_per_stage must be a multiple of {searched}, the search's, in macro mode"
-            f" but got {final.cells_per_stage!r}."
-        )
+    with prefix("final."):
+        kind_of(config.space).check_retraining(config.space, final.cells_per_stage)
     with prefix("final.recipe."):
         replace(config.recipe, **final.recipe)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.registry import ARGUMENTS
+from nni_petridish.registry import ARGUMENTS, DEFAULT_KIND, kind_of
 from nni_petridish.search.checks import mapping, prefix, refuse_unknown
 from nni_petridish.search.settings import check_number
 
@@ -115,16 +115,12 @@ class Dimension:
         return {"low": self.low, "high": self.high, "log": self.log}
 
 
-def default_space(kind: str = "vision") -> dict[str, Dimension]:
-    """Return what spans the values that the paper tried: λ in 1e-5 .. 0.1, I_max in 2 .. 4.
-
-    Recurrent cells grow by one node at a time. The paper names one λ for them, 10, in a scale it
-    does not give; here it lies in 1e-4 .. 0.1, since larger ones select noise
-    (docs/results/recurrent.md).
-    """
-    if kind == "recurrent":
-        return {"l1": Dimension(1e-4, 0.1, log=True)}
-    return {"l1": Dimension(1e-5, 0.1, log=True), "i_max": Dimension(2, 4)}
+def default_space(kind: str = DEFAULT_KIND) -> dict[str, Dimension]:
+    """Return the ranges that a study of searches of this kind tries by default."""
+    return {
+        name: Dimension(low, high, log=name in _LOGARITHMIC)
+        for name, (low, high) in kind_of({"space": kind}).TUNED_RANGES.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -198,13 +194,14 @@ class Section:
             self._check_grid()
 
     @classmethod
-    def read(cls, given: object, kind: str = "vision") -> Section:
+    def read(cls, given: object, kind: str = DEFAULT_KIND) -> Section:
         """Check what a user wrote about a search in a space of this kind."""
         keys = mapping(PLACE, given)
         refuse_unknown(keys, tuple(f.name for f in fields(cls)), f"{PLACE}.")
+        usual = default_space(kind)
         with prefix(f"{PLACE}."):
             if "space" not in keys:
-                keys["space"] = default_space(kind)
+                keys["space"] = usual
             else:
                 space = mapping("space", keys["space"])
                 for name in space:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.errors import ConfigError
+from nni_petridish.registry import DEFAULT_KIND
 from nni_petridish.running.config import SearchConfig, read_experiment, usual_settings
 from nni_petridish.search.checks import dig, mapping, put, resolve
 from nni_petridish.search.ranges import RANGED
@@ -43,7 +44,7 @@ class Tuning:
         search_space, class_args, base, experiment = read_experiment(path)
         arguments = dict(class_args)
         space = mapping("searchSpace", search_space)
-        section = Section.read(arguments.pop("tuning", {}), space.get("space", "vision"))
+        section = Section.read(arguments.pop("tuning", {}), space.get("space", DEFAULT_KIND))
         return cls(section, space, arguments, base, experiment)
 
     def __post_init__(self) -> None:

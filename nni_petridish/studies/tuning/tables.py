@@ -10,14 +10,13 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from nni_petridish.registry import kind_of
 from nni_petridish.results.report.tables import markdown_table, text_table
 from nni_petridish.studies.tuning.objective import SEARCHES, SECONDS
 from nni_petridish.studies.tuning.queue import first_number, live
 from nni_petridish.studies.tuning.storage import IDENTITY
 
 Row = dict[str, str]
-L1_GROUPS = {"vision": (1e-5, 1e-3, 1e-1), "recurrent": (1e-4, 1e-3, 1e-2, 1e-1)}
-"""The values of λ that settings are grouped by: for images those that the paper compared."""
 _SYMBOLS = {"l1": "λ", "i_max": "I_max"}
 
 
@@ -49,7 +48,7 @@ def ablation_by_i_max(study: optuna.Study) -> list[Row]:
 
 def ablation_by_l1(study: optuna.Study) -> list[Row]:
     """Return the average lowest error per λ; each λ counts for the nearest of its group's."""
-    groups = L1_GROUPS[study.user_attrs[IDENTITY]["searchSpace"]["space"]]
+    groups = kind_of(study.user_attrs[IDENTITY]["searchSpace"]).L1_GROUPS
 
     def nearest(trial: FrozenTrial) -> float | None:
         l1 = trial.params.get("l1")

@@ -17,9 +17,16 @@ from search_spaces.recurrent.space import RecurrentSpace
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nni_petridish.tasks.plain_network import PlainNetwork
     from nni_petridish.tasks.task import Task
 
 MEASURE = PERPLEXITY
+TUNED_RANGES = {"l1": (1e-4, 0.1)}
+"""The paper names one λ, 10, in a scale it does not give; here larger ones select noise.
+
+See docs/results/recurrent.md. I_max is 1: recurrent cells grow by one node at a time.
+"""
+L1_GROUPS = (1e-4, 1e-3, 1e-2, 1e-1)
 _PLACE = f"{ARGUMENTS}.data"
 
 
@@ -131,3 +138,19 @@ def load_task(space: Mapping[str, Any], data: Mapping[str, Any], recipe: Languag
     corpus = load_text(**data)
     described = RecurrentSpace(vocabulary=corpus.vocabulary, **options)
     return RecurrentTask(described, corpus, recipe)
+
+
+def plain_network(
+    net: Any, space: Mapping[str, Any], facts: Mapping[str, Any], pixels: bool
+) -> PlainNetwork:
+    """Return a language model that takes one word at a time and its state."""
+    from nni_petridish.tasks.language.plain_network import language_model
+
+    if pixels:
+        raise ConfigError("A language model has no pixels.")
+    return language_model(net, space)
+
+
+def check_retraining(space: Mapping[str, Any], cells_per_stage: int) -> None:
+    """Refuse: a language model has one cell."""
+    raise ConfigError("cells_per_stage is for vision but the space is recurrent.")

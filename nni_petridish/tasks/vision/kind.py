@@ -16,11 +16,16 @@ from nni_petridish.tasks.vision.recipe import Recipe
 from search_spaces.vision.space import VisionSpace
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
+    from nni_petridish.tasks.plain_network import PlainNetwork
     from nni_petridish.tasks.task import Task
 
 MEASURE = ERROR
+TUNED_RANGES = {"l1": (1e-5, 0.1), "i_max": (2, 4)}
+"""They span the values that the paper tried."""
+L1_GROUPS = (1e-5, 1e-3, 1e-1)
+"""The values of λ that the paper compared."""
 _PLACE = f"{ARGUMENTS}.data"
 _DECIDED_BY_DATA = ("image_shape", "num_classes")
 
@@ -142,6 +147,25 @@ def load_task(space: Mapping[str, Any], data: Mapping[str, Any], recipe: Recipe)
     images = load_data(**data)
     described = VisionSpace(images.image_shape, images.num_classes, **options)
     return VisionTask(described, images, recipe)
+
+
+def plain_network(
+    net: nn.Module, space: Mapping[str, Any], facts: Mapping[str, Any], pixels: bool
+) -> PlainNetwork:
+    """Return an image classifier that takes normalized images, or pixels."""
+    from nni_petridish.tasks.vision.plain_network import image_classifier
+
+    return image_classifier(net, space, facts.get("normalisation"), pixels)
+
+
+def check_retraining(space: Mapping[str, Any], cells_per_stage: int) -> None:
+    """Refuse numbers of cells that the learners of a macro search cannot be spread over."""
+    searched = space.get("cells_per_stage", VisionSpace.cells_per_stage)
+    if space.get("mode") == "macro" and cells_per_stage % searched:
+        raise ConfigError(
+            f"cells_per_stage must be a multiple of {searched}, the search's, in macro mode"
+            f" but got {cells_per_stage!r}."
+        )
 
 
 def _describe(data: Mapping[str, Any]) -> Description:
