@@ -237,8 +237,8 @@ def test_the_best_step_lowers_the_loss_by_what_it_says() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
     def add(module, arguments, output):  # type: ignore[no-untyped-def]
-        candidates = zip(module.table.alpha, module._candidates(arguments[1]), strict=True)
-        return output + step.size * sum(alpha * u for alpha, u in candidates)
+        candidates = zip(module.table.alpha, module.candidates(arguments[1]), strict=True)
+        return output + step.size * sum(alpha * op(z) for alpha, (op, z) in candidates)
 
     start = task.evaluate(net)["loss"]
     for site in sites(net):
@@ -256,8 +256,8 @@ def _slope_of_a_step(net, key, index, losses, step=1e-5) -> float:  # type: igno
                 learner = site.weak_learner
 
                 def add(module, arguments, output, learner=learner):  # type: ignore[no-untyped-def]
-                    candidate = learner._candidates(arguments[1])[index]
-                    return output + t * learner.table.alpha[index] * candidate
+                    op, z = learner.candidates(arguments[1])[index]
+                    return output + t * learner.table.alpha[index] * op(z)
 
                 handles.append(learner.register_forward_hook(add))
         with torch.no_grad():
