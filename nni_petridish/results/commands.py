@@ -1,4 +1,4 @@
-"""``nni-petridish show``, ``export`` and ``train``: what to do with a gallery."""
+"""``nni-petridish check``, ``show``, ``export`` and ``train``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,41 @@ from nni_petridish.gallery.select import (
     selected,
 )
 from nni_petridish.registry import measure_of
+from nni_petridish.running.commands import ReadConfig, add_config
 
 if TYPE_CHECKING:
     from nni_petridish.gallery.saved_model import SavedModel
     from nni_petridish.results.retrain.language import LanguageFinalTraining
     from nni_petridish.results.retrain.training import FinalTraining
+    from nni_petridish.search.search import Search
+
+
+def add_check_command(subparsers: Any, read_config: ReadConfig) -> None:
+    """Add ``check``.
+
+    Parameters
+    ----------
+    subparsers
+        The result of ``ArgumentParser.add_subparsers``.
+    read_config
+        Reads a configuration file with all of its sections.
+    """
+    check = subparsers.add_parser(
+        "check", help="say whether a configuration is valid, and what a growth will take"
+    )
+    how = check.add_mutually_exclusive_group()
+    how.add_argument("--quick", action="store_true", help="without time and memory")
+    how.add_argument(
+        "--estimate",
+        action="store_true",
+        help="measure time and memory anew instead of recalling what was measured here",
+    )
+    add_config(check)
+    check.set_defaults(command=lambda options: _check(options, read_config))
 
 
 def add_model_commands(subparsers: Any) -> None:
-    """Add the commands to what ``ArgumentParser.add_subparsers`` returned."""
+    """Add ``show``, ``export`` and ``train`` to the result of ``add_subparsers``."""
     show = subparsers.add_parser("show", help="show what a search has found")
     show.set_defaults(command=_show)
     export = subparsers.add_parser("export", help="write a model to a file of its own")
@@ -91,17 +117,52 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def finish_search(search: Search, gallery: Path) -> int:
+    """Print the hull of a search and write its report; return 1 if there is no model."""
+    from nni_petridish.results.report import write_report
+
+    _print_hull(search)
+    print(f"Gallery: {gallery}")
+    if not search.models():
+        return 1
+    print(f"Report:  {write_report(search, gallery)}")
+    return 0
+
+
+def _print_hull(search: Search) -> None:
+    from nni_petridish.results.report import hull_table
+
+    print(hull_table(search))
+    for id, reason in search.dropped().items():
+        print(f"{id} was given up: {reason}")
+
+
+def _check(options: argparse.Namespace, read_config: ReadConfig) -> int:
+    from nni_petridish.results.retrain.file import describe_final_file, is_final_file
+
+    if is_final_file(options.config):
+        print(describe_final_file(options.config))
+        return 0
+    config = read_config(options.config)
+    config.check_gallery()
+    print(f"{options.config} is valid; the gallery will be {config.gallery}.")
+    from nni_petridish.running.cost import describe_cost, describe_size
+
+    print(describe_size(config), flush=True)
+    if not options.quick:
+        print(describe_cost(config, anew=options.estimate))
+    return 0
+
+
 def _show(options: argparse.Namespace) -> int:
-    from nni_petridish.results.report import hull_table, lineage_table, write_report
+    from nni_petridish.results.report import lineage_table, write_report
     from nni_petridish.results.report.tables import model_row, text_table
 
     _, search = open_search(options.gallery)
     if is_selected(options):
         print(text_table([model_row(search, selected(search, options))]))
         return 0
-    print(hull_table(search))
-    for id, reason in search.dropped().items():
-        print(f"{id} was given up: {reason}")
+    _print_hull(search)
     if not search.models():
         return 1
     print(f"\nLineage (error, multiply-adds; * on the hull)\n{lineage_table(search)}\n")

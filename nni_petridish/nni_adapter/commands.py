@@ -1,0 +1,62 @@
+"""``nni-petridish run``: a search through nnictl."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from nni_petridish.running.commands import (
+    Finish,
+    ReadConfig,
+    add_config,
+    add_resume,
+    refuse_unless_resuming,
+)
+from nni_petridish.running.process import interrupt_on_term
+
+if TYPE_CHECKING:
+    from nni_petridish.nni_adapter.nnictl import Experiment
+
+
+def add_run_command(subparsers: Any, read_config: ReadConfig, finish: Finish) -> None:
+    """Add the command to the result of ``ArgumentParser.add_subparsers``.
+
+    Parameters
+    ----------
+    subparsers
+        The result of ``ArgumentParser.add_subparsers``.
+    read_config, finish
+        The first and the last step of the command; they know rooms above this one.
+    """
+    run = subparsers.add_parser(
+        "run", help="run a search through nnictl: several workers, NNI's web UI"
+    )
+    run.add_argument("--port", type=int, help="of NNI's web UI (default: a free one)")
+    add_config(run)
+    add_resume(run)
+    run.set_defaults(command=lambda options: _run(options, read_config, finish))
+
+
+def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -> int:
+    from nni_petridish.nni_adapter.nnictl import free_port, run_experiment
+    from nni_petridish.running.progress import Progress
+    from nni_petridish.search.records import Done
+
+    config = read_config(options.config)
+    config.check_gallery()
+    before = refuse_unless_resuming(config, options.resume)
+    if before is not None and isinstance(before.ask(before.elapsed), Done):
+        # NNI would wait for ever for the first trial of a search that has none left.
+        return finish(before, config.gallery)
+    port = options.port or free_port()
+    interrupt_on_term()
+    print(f"Starting NNI with {config.concurrency} workers; Ctrl-C stops and keeps what is found.")
+
+    def started(experiment: Experiment) -> None:
+        print(f"Web UI: http://127.0.0.1:{port}  (experiment {experiment.id})", flush=True)
+
+    with Progress(config.settings.limits.max_models) as progress:
+        search = run_experiment(
+            options.config, config, port, on_start=started, on_change=progress.show
+        )
+    return finish(search, config.gallery)

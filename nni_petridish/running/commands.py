@@ -1,0 +1,77 @@
+"""``nni-petridish search``, and what the other commands that run a search share with it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nni_petridish.running.process import StopOnInterrupt
+
+if TYPE_CHECKING:
+    from nni_petridish.running.config import SearchConfig
+    from nni_petridish.search.search import Search
+
+ReadConfig = Callable[[Path], "SearchConfig"]
+"""Reads and checks a configuration file with all of its sections."""
+Finish = Callable[["Search", Path], int]
+"""Tells the outcome of a search in a gallery and returns the exit code."""
+
+
+def add_search_command(subparsers: Any, read_config: ReadConfig, finish: Finish) -> None:
+    """Add the command to the result of ``ArgumentParser.add_subparsers``.
+
+    Parameters
+    ----------
+    subparsers
+        The result of ``ArgumentParser.add_subparsers``.
+    read_config, finish
+        The first and the last step of the command; they know rooms above this one.
+    """
+    search = subparsers.add_parser(
+        "search", help="run the same search in this process, one growth after the other"
+    )
+    add_config(search)
+    add_resume(search)
+    search.set_defaults(command=lambda options: _search(options, read_config, finish))
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names the configuration."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file, see configs/")
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Add the option that allows a gallery with models in it."""
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the search that the gallery holds"
+    )
+
+
+def refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None:
+    """Return the search that the gallery holds, if any; raise unless it may go on."""
+    from nni_petridish.gallery.gallery import Gallery
+    from nni_petridish.running.coordinator import refuse_unless_resuming
+    from nni_petridish.search.search import Search
+
+    if not (config.gallery / "gallery.json").exists():
+        return None
+    search = Search.replay(config.settings, Gallery(config.gallery).journal.read_all())
+    refuse_unless_resuming(config.gallery, search, resume)
+    return search
+
+
+def _search(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -> int:
+    config = read_config(options.config)
+    config.check_gallery()
+    refuse_unless_resuming(config, options.resume)
+    from nni_petridish.running.growth import Watcher
+    from nni_petridish.running.progress import Progress
+    from nni_petridish.running.runner import run_search
+
+    stopping = StopOnInterrupt()
+    with Progress(config.settings.limits.max_models) as progress:
+        watcher = Watcher(stop=stopping.asked, progress=True)
+        search = run_search(config, resume=True, watcher=watcher, on_change=progress.show)
+    return finish(search, config.gallery)
