@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nni_petridish.errors import ConfigError, GalleryError, PetridishError
+from nni_petridish.constraints import prefix as prefix
+from nni_petridish.errors import ConfigError
 
 
 def resolve(place: str, folder: object, base: Path) -> Path:
@@ -55,26 +55,3 @@ def put(document: dict[str, Any], name: str, value: object, place: str) -> None:
         if not isinstance(document, dict):
             raise ConfigError(f"{place}{name}: {key} is not a mapping.")
     document[last] = value
-
-
-@contextmanager
-def prefix(place: str) -> Iterator[None]:
-    """Put the place before the message of whatever a part complains about."""
-    try:
-        yield
-    except GalleryError:
-        raise
-    except PetridishError as error:
-        raise ConfigError(f"{place}{error}{_hint(str(error))}") from None
-    except TypeError as error:
-        raise ConfigError(f"{place.rstrip('.: ')}: {error}.") from None
-
-
-def _hint(message: str) -> str:
-    """Explain YAML's most common surprise: ``1e-3`` is text, ``1.0e-3`` a number."""
-    value = message.rsplit("but got ", 1)[-1].rstrip(".")
-    try:
-        number = float(value[1:-1]) if value[:1] == "'" else None
-    except ValueError:
-        number = None
-    return "" if number is None else f" YAML reads this as text: write {number!r}."

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge
+
+from nni_petridish.constraints import Count, OneOf, Share, allows, check_fields
 from nni_petridish.core.l1 import L1_SCHEDULES, WEAK_LEARNING
 from nni_petridish.errors import ConfigError
 from nni_petridish.search.records import Growth
@@ -30,24 +32,15 @@ class Limits:
         Time after which nothing new is started.
     """
 
-    max_multiply_adds: float | None = None
-    max_parameters: float | None = None
-    max_growths: int | None = None
-    max_models: int | None = None
-    max_epochs: int | None = None
-    max_seconds: float | None = None
+    max_multiply_adds: Annotated[float, Ge(1)] | None = None
+    max_parameters: Annotated[float, Ge(1)] | None = None
+    max_growths: Annotated[int, Ge(0)] | None = None
+    max_models: Count | None = None
+    max_epochs: Count | None = None
+    max_seconds: Annotated[float, Ge(0)] | None = None
 
     def __post_init__(self) -> None:
-        for name, minimum, whole in (
-            ("max_multiply_adds", 1, False),
-            ("max_parameters", 1, False),
-            ("max_growths", 0, True),
-            ("max_models", 1, True),
-            ("max_epochs", 1, True),
-            ("max_seconds", 0, False),
-        ):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), minimum, whole)
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -72,28 +65,18 @@ class SearchSettings:
         Epochs of a seed model, and of the two phases of a growth; they are only counted here.
     """
 
-    seed: int = 0
-    l1: float = 0.001
-    i_max: int = 3
-    seeds: int = 1
-    tolerance: float = 0.0
+    seed: Annotated[int, Ge(0)] = 0
+    l1: Annotated[float, Ge(0)] = 0.001
+    i_max: Count = 3
+    seeds: Count = 1
+    tolerance: Share = 0.0
     limits: Limits = field(default_factory=Limits)
-    seed_epochs: int = 200
-    weak_epochs: int = 80
-    final_epochs: int = 80
+    seed_epochs: Annotated[int, Ge(0)] = 200
+    weak_epochs: Annotated[int, Ge(0)] = 80
+    final_epochs: Annotated[int, Ge(0)] = 80
 
     def __post_init__(self) -> None:
-        check_number("seed", self.seed, 0, whole=True)
-        check_number("l1", self.l1, 0)
-        check_number("i_max", self.i_max, 1, whole=True)
-        check_number("seeds", self.seeds, 1, whole=True)
-        check_number("tolerance", self.tolerance, 0)
-        if self.tolerance >= 1:
-            raise ConfigError(f"tolerance must be below 1 but got {self.tolerance!r}.")
-        if not isinstance(self.limits, Limits):
-            raise ConfigError(f"limits must be a Limits object but got {self.limits!r}.")
-        for name in ("seed_epochs", "weak_epochs", "final_epochs"):
-            check_number(name, getattr(self, name), 0, whole=True)
+        check_fields(self)
 
     def epochs_of(self, growth: Growth) -> int:
         """Return how many epochs a growth is expected to train."""
@@ -132,32 +115,21 @@ class Plan:
         ``"isolated"`` or ``"joint"``.
     """
 
-    seed_epochs: int = 200
-    weak_epochs: int = 80
-    final_epochs: int = 80
-    l1_schedule: str = "constant"
-    weak_learning: str = "isolated"
+    # A model to start from may be taken as it is.
+    seed_epochs: Annotated[int, Ge(0)] = 200
+    weak_epochs: Count = 80
+    final_epochs: Count = 80
+    l1_schedule: Annotated[str, OneOf(L1_SCHEDULES)] = "constant"
+    weak_learning: Annotated[str, OneOf(WEAK_LEARNING)] = "isolated"
 
     def __post_init__(self) -> None:
-        # A model to start from may be taken as it is.
-        for name, least in (("seed_epochs", 0), ("weak_epochs", 1), ("final_epochs", 1)):
-            check_number(name, getattr(self, name), least, whole=True)
-        for name, allowed in (
-            ("l1_schedule", L1_SCHEDULES),
-            ("weak_learning", WEAK_LEARNING),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(allowed)} but got {getattr(self, name)!r}."
-                )
+        check_fields(self)
 
 
 def check_number(name: str, value: Any, minimum: float, whole: bool = False) -> None:
     """Raise a ConfigError in one line unless ``value`` is a number of at least ``minimum``."""
     kind = "a whole number" if whole else "a number"
-    fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    # No whole number is infinite, but some are too large to ask.
-    if not fits or (isinstance(value, float) and not math.isfinite(value)):
+    if not allows(int if whole else float, value):
         raise ConfigError(f"{name} must be {kind} but got {value!r}.")
     if value < minimum:
         raise ConfigError(f"{name} must be at least {minimum} but got {value!r}.")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from nni_petridish.constraints import Count, OneOf, check_fields
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, GenotypeError
 from search_spaces.recurrent.genotype import ACTIVATIONS, RECURRENT_PRIMITIVES, RecurrentGenotype
@@ -51,11 +52,11 @@ class RecurrentSpace:
     (torch.Size([5, 2, 50]), torch.Size([2, 8]))
     """
 
-    vocabulary: int
-    embedding: int = 850
-    hidden: int | None = None
-    max_nodes: int = 8
-    ops: Sequence[str] = field(default=RECURRENT_PRIMITIVES)
+    vocabulary: Count
+    embedding: Count = 850
+    hidden: Count | None = None
+    max_nodes: Count = 8
+    ops: Sequence[Annotated[str, OneOf(RECURRENT_PRIMITIVES)]] = RECURRENT_PRIMITIVES
 
     name = "recurrent"
 
@@ -63,11 +64,8 @@ class RecurrentSpace:
         if self.hidden is None:
             object.__setattr__(self, "hidden", self.embedding)
         object.__setattr__(self, "ops", tuple(self.ops))
-        for name in ("vocabulary", "embedding", "hidden", "max_nodes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1 but got {value!r}.")
-        if not set(self.ops) <= set(RECURRENT_PRIMITIVES) or not self.activations():
+        check_fields(self)
+        if not self.activations():
             allowed = ", ".join(ACTIVATIONS)
             raise ConfigError(f"ops must be among {allowed} (and none) but got {self.ops!r}.")
 

@@ -9,9 +9,12 @@ import importlib
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from annotated_types import MinLen
+
+from nni_petridish.constraints import Count, OneOf, check_fields
 from nni_petridish.core.genotype import MERGES, Genotype
 from nni_petridish.errors import ConfigError, GenotypeError
 from search_spaces.vision.genotype import MODES, VISION_OPS, VisionGenotype, macro_key
@@ -72,15 +75,15 @@ class VisionSpace:
     """
 
     image_shape: Sequence[int]
-    num_classes: int
-    cells_per_stage: int = 3
-    filters: int = 16
-    mode: str = "cell"
-    stages: int = 3
-    ops: Sequence[str] = field(default=VISION_OPS)
-    merge: str = "concat_project"
-    stem_multiplier: int = 3
-    stem: str = "plain"
+    num_classes: Count
+    cells_per_stage: Count = 3
+    filters: Count = 16
+    mode: Annotated[str, OneOf(MODES)] = "cell"
+    stages: Count = 3
+    ops: Annotated[Sequence[Annotated[str, OneOf(VISION_OPS)]], MinLen(1)] = VISION_OPS
+    merge: Annotated[str, OneOf(MERGES)] = "concat_project"
+    stem_multiplier: Count = 3
+    stem: Annotated[str, OneOf(STEMS)] = "plain"
 
     name = "vision"
 
@@ -88,15 +91,7 @@ class VisionSpace:
         object.__setattr__(self, "image_shape", tuple(self.image_shape))
         object.__setattr__(self, "ops", tuple(self.ops))
         _check_image_shape(self.image_shape)
-        for name in ("num_classes", "cells_per_stage", "filters", "stages", "stem_multiplier"):
-            _check_count(name, getattr(self, name))
-        for name, allowed in (("mode", MODES), ("merge", MERGES), ("stem", STEMS)):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(allowed)} but got {getattr(self, name)!r}."
-                )
-        if not self.ops or not set(self.ops) <= set(VISION_OPS):
-            raise ConfigError(f"ops must be among {', '.join(VISION_OPS)} but got {self.ops!r}.")
+        check_fields(self)
         size, halvings = min(self.image_shape[1:]), self.shapes()[-1].level
         if 2**halvings > size:
             stem = " behind an imagenet stem" if self.stem == "imagenet" else ""
@@ -229,8 +224,3 @@ def _check_image_shape(shape: Sequence[int]) -> None:
             "image_shape must be (channels, height, width), at least"
             f" (1, {MIN_IMAGE_SIZE}, {MIN_IMAGE_SIZE}), but got {tuple(shape)!r}."
         )
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1 but got {value!r}.")

@@ -89,7 +89,7 @@ def test_a_tuner_that_cannot_start_says_why(tmp_path: Path) -> None:
             return ""
 
         wait_for(complaint, 60)
-        assert "tuner.classArgs.i_max must be at least 1 but got 0" in complaint()
+        assert "tuner.classArgs.i_max must be a whole number of at least 1 but got 0" in complaint()
 
 
 def test_the_manager_is_off_the_network_and_comes_back_so(tmp_path: Path) -> None:

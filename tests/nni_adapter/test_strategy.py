@@ -499,8 +499,8 @@ def test_finished_phases_are_not_trained_again(tmp_path: Path) -> None:
 
 def test_broken_settings_are_refused_in_one_line(tmp_path: Path, start: Any) -> None:
     for wrong, pattern in (
-        ({"l1": -1}, "l1 must be at least 0"),
-        ({"i_max": 0}, "i_max must be at least 1"),
+        ({"l1": -1}, "l1 must be a number of at least 0"),
+        ({"i_max": 0}, "i_max must be a whole number of at least 1"),
         ({"l1": {"low": 0.1, "high": 0.01}}, "l1.low must be at most l1.high but got 0.1 and 0.01"),
         ({"l1": {"low": 0.0, "high": 0.1}}, "l1.low must be above 0 but got 0.0"),
         ({"l1": (0.01, 0.1)}, "l1 must be a number"),

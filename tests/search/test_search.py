@@ -568,15 +568,33 @@ def test_settings_pass_through_json_unchanged() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SearchSettings(i_max=0), "i_max must be at least 1 but got 0."),
-        (lambda: SearchSettings(l1=-1.0), "l1 must be at least 0 but got -1.0."),
-        (lambda: SearchSettings(l1=math.nan), "l1 must be a number but got nan."),
-        (lambda: SearchSettings(seeds=True), "seeds must be a whole number but got True."),
-        (lambda: SearchSettings(tolerance=1.0), "tolerance must be below 1 but got 1.0."),
-        (lambda: SearchSettings(weak_epochs="3"), "weak_epochs must be a whole number but got '3'"),
-        (lambda: Limits(max_models=0), "max_models must be at least 1 but got 0."),
-        (lambda: Limits(max_epochs=2.5), "max_epochs must be a whole number but got 2.5."),
-        (lambda: Limits(max_seconds="1h"), "max_seconds must be a number but got '1h'."),
+        (lambda: SearchSettings(i_max=0), "i_max must be a whole number of at least 1 but got 0."),
+        (lambda: SearchSettings(l1=-1.0), "l1 must be a number of at least 0 but got -1.0."),
+        (lambda: SearchSettings(l1=math.nan), "l1 must be a number of at least 0 but got nan."),
+        (
+            lambda: SearchSettings(seeds=True),
+            "seeds must be a whole number of at least 1 but got True.",
+        ),
+        (
+            lambda: SearchSettings(tolerance=1.0),
+            "tolerance must be a number in [0, 1) but got 1.0.",
+        ),
+        (
+            lambda: SearchSettings(weak_epochs="3"),
+            "weak_epochs must be a whole number of at least 0 but got '3'",
+        ),
+        (
+            lambda: Limits(max_models=0),
+            "max_models must be a whole number of at least 1 but got 0.",
+        ),
+        (
+            lambda: Limits(max_epochs=2.5),
+            "max_epochs must be a whole number of at least 1 but got 2.5.",
+        ),
+        (
+            lambda: Limits(max_seconds="1h"),
+            "max_seconds must be a number of at least 0 but got '1h'.",
+        ),
         (lambda: SearchSettings.from_dict({"lambda": 1}), "Unknown key 'lambda' in settings"),
         (lambda: SearchSettings.from_dict({"limits": {"max": 1}}), "Unknown key 'max' in limits"),
         (lambda: SearchSettings.from_dict({"limits": 3}), "limits must be a mapping but got 3."),

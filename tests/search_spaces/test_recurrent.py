@@ -515,7 +515,7 @@ def test_other_keys_and_spaces_are_refused() -> None:
         ({"hidden": 1.5}, "hidden must be"),
         ({"max_nodes": True}, "max_nodes must be"),
         ({"ops": ["none"]}, "ops must be among"),
-        ({"ops": ["gelu"]}, "ops must be among"),
+        ({"ops": ["gelu"]}, "ops must be a list"),
     ],
 )
 def test_bad_settings_of_a_space_are_named(options: dict, problem: str) -> None:

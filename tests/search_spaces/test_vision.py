@@ -156,8 +156,8 @@ def test_networks_compute_in_channels_last_even_from_one_channel() -> None:
         ({"stages": 5}, "stages must halve a 8x8 image at most 3 times but got 5 stages"),
         ({"mode": "meso"}, "mode must be one of cell, macro but got 'meso'"),
         ({"merge": "max"}, "merge must be one of"),
-        ({"ops": []}, "ops must be among"),
-        ({"ops": ["conv"]}, "ops must be among"),
+        ({"ops": []}, "ops must be a list"),
+        ({"ops": ["conv"]}, "ops must be a list"),
     ],
 )
 def test_impossible_spaces_are_refused(arguments: dict, problem: str) -> None:

@@ -125,7 +125,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"final": {"merge": "sum"}},
         "final.merge must be one of concat_project, weighted_sum but got 'sum'",
     ),
-    "final recipe": ({"final": {"recipe": {"lr": -1}}}, "final.recipe.lr must be a number in"),
+    "final recipe": ({"final": {"recipe": {"lr": -1}}}, "final.recipe.lr must be a number above 0"),
 }
 
 

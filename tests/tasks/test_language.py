@@ -306,9 +306,9 @@ def test_stop_interrupts_and_a_loss_that_is_not_finite_ends_training() -> None:
     [
         ({"epochs": 0}, "epochs must be a whole number of at least 1 but got 0"),
         ({"bptt": 4}, "bptt must be"),
-        ({"lr": 0}, "lr and clip must be above 0"),
+        ({"lr": 0}, "lr must be a number above 0"),
         ({"lr": math.nan}, "lr must be a number"),
-        ({"scalar_lr": -1.0}, "scalar_lr must be a number in"),
+        ({"scalar_lr": -1.0}, "scalar_lr must be a number of at least 0"),
         ({"dropout_hidden": 1.0}, "dropout_hidden must be a number in"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda"),
     ],

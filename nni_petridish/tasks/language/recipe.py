@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Gt
+
+from nni_petridish.constraints import Count, Device, Share, check_fields
 from nni_petridish.errors import ConfigError
 
 
@@ -22,56 +24,36 @@ class LanguageRecipe:
     """
 
     # "25 epochs" at each stage; 4500 in the final training.
-    epochs: int = 25
-    batch_size: int = 64
+    epochs: Count = 25
+    batch_size: Count = 64
     # Validation and test text is read in this many columns.
-    evaluation_batch: int = 10
+    evaluation_batch: Count = 10
     # Steps of backpropagation through time: normal around this (half of it with probability 0.05)
     # with deviation 5, at least 5 and at most 20 more; the learning rate follows the length.
-    bptt: int = 35
-    lr: float = 20.0
+    bptt: Annotated[int, Ge(5)] = 35
+    lr: Annotated[float, Gt(0)] = 20.0
     # Learning rate of α and η. They are single numbers whose gradient is a sum over all units: at
     # lr = 20 they would jump from one side of zero to the other.
-    scalar_lr: float = 0.05
-    weight_decay: float = 8e-7
+    scalar_lr: Annotated[float, Ge(0)] = 0.05
+    weight_decay: Annotated[float, Ge(0)] = 8e-7
     # Largest norm of the gradient: of the network's weights, of the candidates', of α, and of η.
-    clip: float = 0.25
+    clip: Annotated[float, Gt(0)] = 0.25
     # Locked dropout, see `RecurrentNetwork.set_dropout`.
-    dropout_words: float = 0.0
-    dropout_inputs: float = 0.2
-    dropout_cell_inputs: float = 0.75
-    dropout_hidden: float = 0.25
-    dropout_outputs: float = 0.75
+    dropout_words: Share = 0.0
+    dropout_inputs: Share = 0.2
+    dropout_cell_inputs: Share = 0.75
+    dropout_hidden: Share = 0.25
+    dropout_outputs: Share = 0.75
     # Regularisation of the cell's outputs: of their size (AR), of their change in time (TAR).
-    activation: float = 0.0
-    temporal_activation: float = 1e-3
+    activation: Annotated[float, Ge(0)] = 0.0
+    temporal_activation: Annotated[float, Ge(0)] = 1e-3
     # SGD becomes averaged SGD once the validation loss is no better than it was so many epochs ago.
-    patience: int = 5
+    patience: Count = 5
     # auto = cuda if there is one.
-    device: str = "auto"
+    device: Device = "auto"
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 1),
-            ("batch_size", 1),
-            ("evaluation_batch", 1),
-            ("bptt", 5),
-            ("patience", 1),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"{name} must be a whole number of at least {least} but got {value!r}."
-                )
-        for name in ("lr", "scalar_lr", "weight_decay", "clip", "activation"):
-            _check_range(name, getattr(self, name), math.inf)
-        _check_range("temporal_activation", self.temporal_activation, math.inf)
-        for name in self.dropout():
-            _check_range(f"dropout_{name}", getattr(self, f"dropout_{name}"), 1)
-        if self.lr == 0 or self.clip == 0:
-            raise ConfigError("lr and clip must be above 0 but got 0.")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ConfigError(f"device must be one of auto, cpu, cuda but got {self.device!r}.")
+        check_fields(self)
 
     @classmethod
     def named(cls, text: str, **changes: Any) -> LanguageRecipe:
@@ -121,9 +103,3 @@ FINAL_DIFFERENCES: dict[str, dict[str, Any]] = {
     # For a CPU; averaged SGD may begin earlier, since there are fewer epochs.
     "pydoc": {"epochs": 30, "patience": 3},
 }
-
-
-def _check_range(name: str, value: object, high: float) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value < high:  # type: ignore[operator]
-        raise ConfigError(f"{name} must be a number in [0, {high}) but got {value!r}.")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Gt, Le
+
+from nni_petridish.constraints import Count, Device, Infinite, OneOf, Share, check_fields
 from nni_petridish.errors import ConfigError
 
 
@@ -22,82 +25,40 @@ class Recipe:
     """
 
     # Weak learning 80 and finalisation 80; the seed model 200, the final training 600.
-    epochs: int = 80
-    batch_size: int = 32
+    epochs: Count = 80
+    batch_size: Count = 32
     # "decays from 0.025 to 0 in cosine decay"
-    lr: float = 0.025
-    lr_min: float = 0.0
+    lr: Annotated[float, Gt(0)] = 0.025
+    lr_min: Annotated[float, Ge(0)] = 0.0
     # cosine: per step, to lr_min; exponential: lr times `lr_decay` per epoch (the ImageNet runs).
-    schedule: str = "cosine"
-    lr_decay: float = 0.97
-    momentum: float = 0.9
+    schedule: Annotated[str, OneOf(("cosine", "exponential"))] = "cosine"
+    lr_decay: Annotated[float, Gt(0), Le(1)] = 0.97
+    momentum: Share = 0.9
     # The authors' code; the paper does not say. Never on α and η: L1 alone decides on α.
-    weight_decay: float = 2e-4
+    weight_decay: Annotated[float, Ge(0)] = 2e-4
     # Largest norm of the gradient: of the network's, and of the candidates' on its own.
-    clip: float = 5.0
+    clip: Annotated[float, Gt(0), Infinite()] = 5.0
     # "the standard CIFAR-10 cut-out": side of the square, 0 = off.
-    cutout: int = 16
+    cutout: Annotated[int, Ge(0)] = 16
     # The standard CIFAR-10 augmentation: 4 pixels of padding, then a random crop and a flip.
-    crop_padding: int = 4
+    crop_padding: Annotated[int, Ge(0)] = 4
     flip: bool = True
     # "drop-path with probability 0.6": of keeping the deepest path at the end of training.
-    drop_path_keep: float = 0.6
-    label_smoothing: float = 0.0
+    drop_path_keep: Annotated[float, Gt(0), Le(1)] = 0.6
+    label_smoothing: Share = 0.0
     # Weight of the auxiliary head's loss, if the network has one (final training, as in DARTS).
-    auxiliary_weight: float = 0.4
+    auxiliary_weight: Annotated[float, Ge(0)] = 0.4
     # bfloat16 on CUDA. It needs no loss scaling, which would distort the L1 term added to α.
     amp: bool = False
     # auto = cuda if there is one.
-    device: str = "auto"
+    device: Device = "auto"
     # The memory order in which depthwise and 1x1 convolutions are fastest, on CPUs too.
     channels_last: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("cutout", 0), ("crop_padding", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"{name} must be a whole number of at least {least} but got {value!r}."
-                )
-        limits: tuple[tuple[str, float, bool, float, bool], ...] = (
-            # name, lower limit, itself allowed, upper limit, itself allowed
-            ("lr", 0, False, math.inf, False),
-            ("lr_min", 0, True, math.inf, False),
-            ("lr_decay", 0, False, 1, True),
-            ("momentum", 0, True, 1, False),
-            ("weight_decay", 0, True, math.inf, False),
-            ("clip", 0, False, math.inf, True),
-            ("drop_path_keep", 0, False, 1, True),
-            ("label_smoothing", 0, True, 1, False),
-            ("auxiliary_weight", 0, True, math.inf, False),
-        )
-        for name, low, low_allowed, high, high_allowed in limits:
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not (
-                low < value < high
-                or (low_allowed and value == low)
-                or (high_allowed and value == high)
-            ):
-                interval = (
-                    f"{'[' if low_allowed else '('}{low}, {high}{']' if high_allowed else ')'}"
-                )
-                raise ConfigError(f"{name} must be a number in {interval} but got {value!r}.")
+        check_fields(self)
         if self.lr_min > self.lr:
             raise ConfigError(f"lr_min must be at most lr ({self.lr}) but got {self.lr_min}.")
-        choices: tuple[tuple[str, tuple[object, ...]], ...] = (
-            ("schedule", ("cosine", "exponential")),
-            ("device", ("auto", "cpu", "cuda")),
-            ("flip", (False, True)),
-            ("amp", (False, True)),
-            ("channels_last", (False, True)),
-        )
-        for name, allowed in choices:
-            value = getattr(self, name)
-            # By type as well: 1 == True, but `flip: 1` is a slip.
-            if not any(type(value) is type(choice) and value == choice for choice in allowed):
-                names = ", ".join(map(str, allowed))
-                raise ConfigError(f"{name} must be one of {names} but got {value!r}.")
 
     @classmethod
     def named(cls, data: str, **changes: Any) -> Recipe:

@@ -1,0 +1,207 @@
+"""Constraints of settings: declared beside each field of a dataclass, checked in one place.
+
+A field says by its annotation what it may be, for instance ``Annotated[int, Ge(1)]`` or
+``Annotated[str, OneOf(("cell", "macro"))]``. `check_fields` holds a dataclass to its annotations;
+the schema of configuration files (`nni_petridish.running.schema`) is made of the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+from nni_petridish.errors import ConfigError, GalleryError, PetridishError
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The value is one of these."""
+
+    allowed: tuple[str, ...]
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Tell pydantic, which this module does not need, what editors may complete."""
+        return {**handler(core_schema), "enum": list(self.allowed)}
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The words for what a text must be, in a complaint."""
+
+    words: str
+
+
+class Infinite:
+    """A number that may be infinite, for instance a limit that is switched off."""
+
+
+Folder = Annotated[str, Meaning("the name of a folder")]
+Device = Annotated[str, OneOf(("auto", "cpu", "cuda"))]
+Count = Annotated[int, Ge(1)]
+Share = Annotated[float, Ge(0), Lt(1)]
+
+
+def check_fields(instance: object) -> None:
+    """Raise a ConfigError in one line unless every field is what its annotation allows."""
+    kind: Any = type(instance)
+    for name, annotation in annotations_of(kind).items():
+        check_value(name, getattr(instance, name), annotation)
+
+
+def check_value(place: str, value: object, annotation: Any) -> None:
+    """Raise a ConfigError in one line unless the annotation allows the value.
+
+    >>> check_value("filters", 8, Count)
+    """
+    if not allows(annotation, value):
+        raise ConfigError(f"{place} must be {describe(annotation)} but got {value!r}.")
+
+
+@cache
+def annotations_of(kind: type) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def allows(annotation: Any, value: object) -> bool:
+    """Return whether an annotation allows a value.
+
+    >>> allows(Annotated[float, Ge(0), Lt(1)], 1), allows(int | None, None), allows(int, True)
+    (False, True, False)
+    """
+    kind, constraints = _split(annotation)
+    if _is_union(kind):
+        return any(allows(part, value) for part in get_args(kind))
+    if kind is Any:
+        return True
+    if kind in (None, types.NoneType):
+        return value is None
+    if kind is int or kind is float:
+        return _is_number(value, kind, constraints)
+    if kind is str:
+        choices = [c.allowed for c in constraints if isinstance(c, OneOf)]
+        return isinstance(value, str) and bool(value.strip()) and all(value in c for c in choices)
+    origin = get_origin(kind) or kind
+    if issubclass(origin, Mapping):
+        return isinstance(value, Mapping)
+    if issubclass(origin, Sequence):
+        least = max((c.min_length for c in constraints if isinstance(c, MinLen)), default=0)
+        listed = isinstance(value, list | tuple) and len(value) >= least
+        return listed and all(allows(get_args(kind)[0], part) for part in value)  # type: ignore[attr-defined]
+    return isinstance(value, origin)
+
+
+def describe(annotation: Any) -> str:
+    """Return in words what an annotation allows; that it may be None goes without saying.
+
+    >>> describe(Annotated[int, Ge(1)] | None)
+    'a whole number of at least 1'
+    >>> describe(Annotated[float, Gt(0), Le(1)])
+    'a number in (0, 1]'
+    >>> describe(Annotated[str, OneOf(("cell", "macro"))])
+    'one of cell, macro'
+    """
+    kind, constraints = _split(annotation)
+    for constraint in constraints:
+        if isinstance(constraint, Meaning):
+            return constraint.words
+        if isinstance(constraint, OneOf):
+            return f"one of {', '.join(constraint.allowed)}"
+    if _is_union(kind):
+        parts = (part for part in get_args(kind) if part is not types.NoneType)
+        return " or ".join(dict.fromkeys(map(describe, parts)))
+    if kind is int or kind is float:
+        return f"a {'whole ' if kind is int else ''}number{_bounds(constraints)}"
+    if kind in (str, bool):
+        return "a text" if kind is str else "true or false"
+    origin = get_origin(kind) or kind
+    if issubclass(origin, Mapping):
+        return "a mapping"
+    if issubclass(origin, Sequence):
+        return f"a list, each item {describe(get_args(kind)[0])},"
+    return f"of type {origin.__name__}"
+
+
+@contextmanager
+def prefix(place: str) -> Iterator[None]:
+    """Put the place before the message of whatever a part complains about."""
+    try:
+        yield
+    except GalleryError:
+        raise
+    except PetridishError as error:
+        raise ConfigError(f"{place}{error}{yaml_hint(str(error))}") from None
+    except TypeError as error:
+        raise ConfigError(f"{place.rstrip('.: ')}: {error}.") from None
+
+
+def yaml_hint(message: str) -> str:
+    """Explain YAML's most common surprise: ``1e-3`` is text, ``1.0e-3`` a number."""
+    value = message.rsplit("but got ", 1)[-1].rstrip(".")
+    try:
+        number = float(value[1:-1]) if value[:1] == "'" else None
+    except ValueError:
+        number = None
+    return "" if number is None else f" YAML reads this as text: write {number!r}."
+
+
+def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the type and the constraints of ``Annotated[type, *constraints]``."""
+    if get_origin(annotation) is Annotated:
+        kind, *constraints = get_args(annotation)
+        return kind, tuple(constraints)
+    return annotation, ()
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def _is_number(value: Any, kind: type, constraints: Iterable[Any]) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+        return False
+    # No whole number is infinite, but some are too large to ask.
+    may_be_infinite = any(isinstance(c, Infinite) for c in constraints)
+    if isinstance(value, float) and (math.isnan(value) or math.isinf(value) > may_be_infinite):
+        return False
+    return all(_is_within(value, constraint) for constraint in constraints)
+
+
+def _is_within(value: Any, constraint: Any) -> bool:
+    match constraint:
+        case Ge(ge=low):
+            return bool(value >= low)
+        case Gt(gt=low):
+            return bool(value > low)
+        case Le(le=high):
+            return bool(value <= high)
+        case Lt(lt=high):
+            return bool(value < high)
+    return True
+
+
+def _bounds(constraints: Iterable[Any]) -> str:
+    start, end = "", ""
+    for constraint in constraints:
+        match constraint:
+            case Ge(ge=low):
+                words, start = f" of at least {low}", f"[{low}"
+            case Gt(gt=low):
+                words, start = f" above {low}", f"({low}"
+            case Le(le=high):
+                words, end = f" of at most {high}", f"{high}]"
+            case Lt(lt=high):
+                words, end = f" below {high}", f"{high})"
+    if start and end:
+        return f" in {start}, {end}"
+    return words if start or end else ""
