@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from nni_petridish.core.complexity import count_parameters
 from nni_petridish.core.genotype import Genotype, Learner, Shortcut, as_list
 from nni_petridish.core.weak_learner import Site, WeakLearner, WeightedSum
 from nni_petridish.errors import ConfigError, GenotypeError
@@ -267,6 +268,13 @@ class LinearSpace:
                     f" {feature_name(feature)!r}."
                 )
         return own
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one example, parameters) of a network of this space.
+
+        Features in use are multiplied by one coefficient each, once the learners are folded.
+        """
+        return len(self.check(cast(LinearNetwork, net).genotype).features), count_parameters(net)
 
     def describe(self) -> dict[str, Any]:
         """Return the space as plain data; ``LinearSpace(**data)`` makes it again."""

@@ -1,0 +1,40 @@
+"""The contract of a search space."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from nni_petridish.core.genotype import Genotype
+
+
+class Space(Protocol):
+    """A set of architectures, and the networks that they are."""
+
+    def seed(self) -> Genotype:
+        """Return the simplest architecture of the space, where growth starts."""
+        ...
+
+    def build(self, genotype: Genotype) -> nn.Module:
+        """Build a network that can grow, with fresh weights and the genotype as an attribute.
+
+        Building draws from torch's default generator only.
+        """
+        ...
+
+    def check(self, genotype: Genotype) -> Genotype:
+        """Return the genotype if it fits this space, else raise `GenotypeError`."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return the space as plain data, ready for JSON.
+
+        Of a space that is made of plain data it is complete: ``Space(**data)`` is the same space.
+        """
+        ...
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one example, parameters) of a network of this space."""
+        ...
