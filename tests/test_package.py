@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -17,6 +18,22 @@ ROOT = Path(__file__).parent.parent
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(nni_petridish, name) is not None
     assert name in dir(nni_petridish)
+
+
+def test_the_package_has_few_public_names() -> None:
+    assert len(nni_petridish.__all__) <= 26
+
+
+ROOMS = ("core", "gallery", "nni_adapter", "results", "running", "search", "studies", "tasks")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_name_of_a_room_is_there(room: str) -> None:
+    package = importlib.import_module(f"nni_petridish.{room}")
+    assert package.__all__
+    for name in package.__all__:
+        assert getattr(package, name).__name__ == name
+        assert name in dir(package)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -38,6 +55,8 @@ HEAVY = ("torch", "nni", "pytorch_lightning", "sklearn", "optuna", "matplotlib",
 
 def test_imports_are_as_light_as_promised() -> None:
     assert loaded("import nni_petridish, search_spaces") == []
+    rooms = ", ".join(f"nni_petridish.{room}" for room in ROOMS)
+    assert loaded(f"import {rooms}; nni_petridish.search.Search") == []
     assert loaded("import nni_petridish.cli; nni_petridish.cli._parser()") == []
     assert loaded("import nni_petridish.trial") == []  # so that its threads can be set
     assert loaded("import nni_petridish.tuner") == ["nni"]

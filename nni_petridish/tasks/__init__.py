@@ -1,1 +1,31 @@
 """Problems that networks are trained on, and training itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nni_petridish._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "LanguageRecipe": ".language.recipe",
+        "Recipe": ".vision.recipe",
+        "RecurrentTask": ".language.task",
+        "Task": ".task",
+        "VisionTask": ".task",
+        "evaluate": ".training",
+        "fit": ".training",
+        "load_data": ".vision.data",
+        "load_text": ".language.text",
+    },
+)
+
+if TYPE_CHECKING:
+    from nni_petridish.tasks.language.recipe import LanguageRecipe
+    from nni_petridish.tasks.language.task import RecurrentTask
+    from nni_petridish.tasks.language.text import load_text
+    from nni_petridish.tasks.task import Task, VisionTask
+    from nni_petridish.tasks.training import evaluate, fit
+    from nni_petridish.tasks.vision.data import load_data
+    from nni_petridish.tasks.vision.recipe import Recipe

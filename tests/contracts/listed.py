@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nni_petridish import Genotype, VisionGenotype, make_growable
+from nni_petridish import Genotype, make_growable
 from nni_petridish.core.genotype import Learner
 from nni_petridish.core.space import Space
 from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
@@ -18,7 +18,7 @@ from search_spaces import RecurrentSpace, VisionSpace
 from search_spaces.any_model.genotype import ModelGenotype
 from search_spaces.linear import LinearGenotype, LinearSpace
 from search_spaces.recurrent.genotype import RecurrentGenotype
-from search_spaces.vision.genotype import VISION_OPS
+from search_spaces.vision.genotype import VISION_OPS, VisionGenotype
 
 Additions = dict[str, Learner]
 

@@ -9,7 +9,8 @@ import pickle
 
 import pytest
 
-from nni_petridish import Genotype, GenotypeError
+from nni_petridish import Genotype
+from nni_petridish.errors import GenotypeError
 from tests.contracts.listed import GENOTYPES, ListedGenotype
 
 pytestmark = pytest.mark.parametrize("listed", GENOTYPES.values(), ids=GENOTYPES)

@@ -7,14 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from nni_petridish import (
-    attach_candidates,
-    candidate_parameters,
-    detach_candidates,
-    extra_loss,
-    finalize_candidates,
-    has_candidates,
-)
+from nni_petridish import attach_candidates, detach_candidates, extra_loss, finalize_candidates
+from nni_petridish.core import candidate_parameters, has_candidates
 from tests.contracts.conftest import Subject, alphas
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from nni_petridish import Genotype, GenotypeError
+from nni_petridish import Genotype
+from nni_petridish.errors import GenotypeError
 from tests.contracts.conftest import Subject
 from tests.contracts.listed import GENOTYPES
 

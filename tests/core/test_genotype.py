@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from nni_petridish import Genotype, GenotypeError, PetridishError, VisionGenotype
-from search_spaces.vision.genotype import VISION_OPS, macro_key
+from nni_petridish import Genotype, PetridishError
+from nni_petridish.errors import GenotypeError
+from search_spaces.vision.genotype import VISION_OPS, VisionGenotype, macro_key
 
 
 def vision(**changes: object) -> dict:

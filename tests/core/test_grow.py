@@ -11,22 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nni_petridish import (
-    ConfigError,
     Genotype,
-    GrowthError,
     L1Schedule,
     alpha_tables,
     attach_candidates,
-    candidate_parameters,
     detach_candidates,
     extra_loss,
     finalize_candidates,
-    has_candidates,
     sites,
-    stop_forward,
-    stop_gradient,
 )
+from nni_petridish.core import candidate_parameters, has_candidates, stop_forward, stop_gradient
 from nni_petridish.core.weak_learner import AlphaTable, JointWeakLearner
+from nni_petridish.errors import ConfigError, GrowthError
 from nni_petridish.kernels.switch import plain_ops
 from search_spaces.vision.network import VisionNetwork
 from tests.support.networks import batch, grow, grown_network, small_space, train

@@ -23,19 +23,18 @@ from torchvision.models import mobilenet_v2, resnet18, squeezenet1_1
 
 from nni_petridish import (
     Genotype,
-    GenotypeError,
-    GrowthError,
-    ModelGenotype,
     PetridishError,
     alpha_tables,
     attach_candidates,
-    candidate_parameters,
     count_multiply_adds,
     detach_candidates,
     finalize_candidates,
     make_growable,
     sites,
 )
+from nni_petridish.core import candidate_parameters
+from nni_petridish.errors import GenotypeError, GrowthError
+from search_spaces.any_model.genotype import ModelGenotype
 from tests.support.networks import train
 
 OPS = ["sep_conv_3x3", "max_pool_3x3", "identity"]

@@ -14,18 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nni_petridish import (
-    ConfigError,
     Genotype,
-    GenotypeError,
-    GrowthError,
     alpha_tables,
     attach_candidates,
-    candidate_parameters,
     count_parameters,
     detach_candidates,
     finalize_candidates,
     sites,
 )
+from nni_petridish.core import candidate_parameters
+from nni_petridish.errors import ConfigError, GenotypeError, GrowthError
 from nni_petridish.kernels.switch import plain_ops
 from search_spaces import RecurrentSpace
 from search_spaces.recurrent.genotype import ACTIVATIONS, RecurrentGenotype

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nni_petridish import ConfigError, Genotype, GenotypeError, VisionGenotype, attach_candidates
+from nni_petridish import Genotype, attach_candidates
+from nni_petridish.errors import ConfigError, GenotypeError
 from search_spaces import VisionSpace
-from search_spaces.vision.genotype import VISION_OPS
+from search_spaces.vision.genotype import VISION_OPS, VisionGenotype
 from search_spaces.vision.ops import DropPath, FactorizedReduce, make_op
 from tests.support.networks import NUM_CLASSES, batch, grow, grown_network, small_space, train
 

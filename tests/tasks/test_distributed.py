@@ -11,7 +11,8 @@ import torch.multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nni_petridish import Genotype, GrowthError, attach_candidates, finalize_candidates
+from nni_petridish import Genotype, attach_candidates, finalize_candidates
+from nni_petridish.errors import GrowthError
 from tests.support.distributed_worker import CASES, PROCESSES, STEPS, work
 
 Found = list[dict[str, Any]]

@@ -13,16 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nni_petridish import (
-    ConfigError,
-    DataError,
-    PetridishError,
-    TrainingError,
-    alpha_tables,
-    attach_candidates,
-    finalize_candidates,
-)
-from nni_petridish.errors import Interrupted
+from nni_petridish import PetridishError, alpha_tables, attach_candidates, finalize_candidates
+from nni_petridish.errors import ConfigError, DataError, Interrupted, TrainingError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.kernels.cross_entropy import linear_cross_entropy
 from nni_petridish.registry import kind_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nni_petridish import DataError
+from nni_petridish.errors import DataError
 from nni_petridish.tasks.language.text import (
     END,
     UNKNOWN,

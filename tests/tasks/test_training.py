@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nni_petridish import attach_candidates, candidate_parameters, sites
+from nni_petridish import attach_candidates, sites
+from nni_petridish.core import candidate_parameters
 from nni_petridish.errors import ConfigError, DataError, Interrupted, TrainingError
 from nni_petridish.tasks.checkpoint import FILE, load_checkpoint, unique_state
 from nni_petridish.tasks.optim import clip_groups, make_optimizer
