@@ -8,11 +8,13 @@ the schema of configuration files (`nni_petridish.running.schema`) is made of th
 from __future__ import annotations
 
 import math
+import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -130,6 +132,11 @@ def describe(annotation: Any) -> str:
     if issubclass(origin, Sequence):
         return f"a list, each item {describe(get_args(kind)[0])},"
     return f"of type {origin.__name__}"
+
+
+def resolve(folder: str, base: Path) -> Path:
+    """Return the absolute path of a folder that is named relative to ``base``."""
+    return Path(os.path.abspath(base / Path(folder).expanduser()))
 
 
 @contextmanager

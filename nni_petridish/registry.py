@@ -111,13 +111,21 @@ class Kind(Protocol):
     """The ends of the ranges that a study tries by default, both included, by setting."""
     L1_GROUPS: tuple[float, ...]
     """The values of λ that the settings of a study are grouped by."""
+    SPACE: type
+    """The dataclass of the space's options."""
+    DATA: type
+    """The dataclass of what a configuration says about the data; ``name`` has a default."""
+    RECIPE: type
+    """The dataclass of the recipe."""
+    DECIDED_BY_DATA: tuple[str, ...]
+    """The options of the space that a configuration does not name."""
 
-    def read_data(self, data: dict[str, Any], base: Path) -> dict[str, Any]:
-        """Check ``data`` without loading it; folders are relative to ``base``."""
+    def read_data(self, data: Mapping[str, Any], base: Path) -> dict[str, Any]:
+        """Check that the data are there, without loading; folders are relative to ``base``."""
         ...
 
-    def check_space(self, options: dict[str, Any], data: Mapping[str, Any]) -> None:
-        """Check the options of the space."""
+    def check_space(self, options: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        """Check that the options of the space fit the data."""
         ...
 
     def full_space(self, options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +157,7 @@ class Kind(Protocol):
         """Return the arguments of a search with this kind's own λ and I_max if none are given."""
         ...
 
-    def read_recipe(self, options: dict[str, Any], data: Mapping[str, Any]) -> Any:
+    def read_recipe(self, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
         """Check the changes to the recipe of the data and return it, a dataclass."""
         ...
 

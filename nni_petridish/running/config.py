@@ -12,51 +12,28 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from nni_petridish.constraints import check_value, prefix, resolve
 from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.search_gallery import check_gallery, open_gallery
 from nni_petridish.registry import ARGUMENTS, DEFAULT_KIND, kind_of
 from nni_petridish.running.process import per_machine
-from nni_petridish.search.checks import mapping, prefix, refuse_unknown, resolve
+from nni_petridish.running.schema import check, outline, search_part
 from nni_petridish.search.ranges import Range, make_chooser, split_ranges
 from nni_petridish.search.records import Growth
 from nni_petridish.search.search import Chooser
-from nni_petridish.search.settings import Limits, Plan, SearchSettings, check_number
+from nni_petridish.search.settings import Limits, Plan, SearchSettings
 
 if TYPE_CHECKING:
     from nni_petridish.tasks.task import Task
 
 CONFIG_FILE = "config.json"
 
-#: The keys of an NNI 3.0 experiment; the ones that matter here are read, the others are NNI's.
-_NNI_KEYS = (
-    "experimentName",
-    "searchSpace",
-    "trialCommand",
-    "trialCodeDirectory",
-    "trialConcurrency",
-    "trialGpuNumber",
-    "maxExperimentDuration",
-    "maxTrialNumber",
-    "maxTrialDuration",
-    "nniManagerIp",
-    "debug",
-    "logLevel",
-    "experimentWorkingDirectory",
-    "tunerGpuIndices",
-    "tuner",
-    "trainingService",
-    "sharedStorage",
-)
-_TUNER_KEYS = ("className", "codeDirectory", "classArgs")
 _SETTINGS = tuple(f.name for f in fields(SearchSettings) if f.name != "limits")
 _PLAN = tuple(f.name for f in fields(Plan))
-_STUDIES = ("tuning", "ablations")
-"""Sections that are passed over: the commands that use them read them."""
-_OWN = ("gallery", "data", "recipe", "limits", "start", *_STUDIES)
 
 
 @dataclass(frozen=True)
@@ -109,24 +86,29 @@ class SearchConfig:
         cls, search_space: object, class_args: object, base: Path, experiment: Mapping[str, Any]
     ) -> SearchConfig:
         """Check what NNI hands to a tuner; relative folders are relative to ``base``."""
-        concurrency = experiment.get("trialConcurrency", 1)
-        check_number("trialConcurrency", concurrency, 1, whole=True)
-        arguments = mapping(ARGUMENTS, class_args if class_args is not None else {})
-        refuse_unknown(arguments, (*_OWN, *_SETTINGS, *_PLAN), f"{ARGUMENTS}.")
-        space = _check_kind(mapping("searchSpace", search_space))
-        kind = kind_of(space)
-        data = kind.read_data(mapping(f"{ARGUMENTS}.data", arguments.get("data", {})), base)
+        named = _name_kind(search_space)
+        check(
+            search_part(str(named.get("space"))),
+            {
+                "searchSpace": search_space,
+                "tuner": {"classArgs": {} if class_args is None else class_args},
+                "trialConcurrency": experiment.get("trialConcurrency", 1),
+            },
+        )
+        kind, space, given = kind_of(named), named, cast(Mapping[str, Any], class_args)
+        data = kind.read_data(given.get("data", {}), base)
         kind.check_space({k: v for k, v in space.items() if k != "space"}, data)
         with prefix(f"{ARGUMENTS}."):
-            arguments, ranges = split_ranges(kind.with_defaults(arguments), usual_settings(space))
+            arguments, ranges = split_ranges(kind.with_defaults(given), usual_settings(space))
             settings = _read_settings(arguments)
             plan = Plan(**{name: arguments[name] for name in _PLAN if name in arguments})
-        recipe = kind.read_recipe(mapping(f"{ARGUMENTS}.recipe", arguments.get("recipe", {})), data)
-        gallery = _read_gallery(arguments.get("gallery"), base)
+        recipe = kind.read_recipe(arguments.get("recipe", {}), data)
+        gallery = resolve(arguments["gallery"], base)
         machines = _count_machines(experiment.get("trainingService"))
         start = _read_start(arguments.get("start"), space, data, base)
         if start is None and plan.seed_epochs == 0:
             raise ConfigError(f"{ARGUMENTS}.seed_epochs must be at least 1 without a start.")
+        concurrency = experiment.get("trialConcurrency", 1)
         return cls(
             gallery, space, data, recipe, settings, plan, concurrency, machines, ranges, start
         )
@@ -205,16 +187,11 @@ def read_experiment(
 ) -> tuple[Any, dict[str, Any], Path, dict[str, Any]]:
     """Read a file and check what is NNI's in it; return the arguments of `from_parts`."""
     document = read_yaml(Path(path))
-    refuse_unknown(document, _NNI_KEYS, "")
-    for key in ("searchSpace", "tuner"):
-        if key not in document:
-            raise ConfigError(f"{key} is missing in {path}.")
-    tuner = mapping("tuner", document["tuner"])
-    refuse_unknown(tuner, _TUNER_KEYS, "tuner.")
+    check(outline(), document)
+    tuner = document["tuner"]
     base = Path(path).parent / str(tuner.get("codeDirectory", "."))
-    class_args = tuner.get("classArgs")
-    arguments = mapping(ARGUMENTS, class_args if class_args is not None else {})
-    return document["searchSpace"], arguments, base, document
+    arguments = tuner.get("classArgs")
+    return document["searchSpace"], {} if arguments is None else arguments, base, document
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -231,48 +208,39 @@ def read_yaml(path: Path) -> dict[str, Any]:
         where = f" at line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "cannot be parsed"
         raise ConfigError(f"{path} is not YAML{where}: {problem}.") from None
-    return mapping(str(path), document)
+    check_value(str(path), document, dict[str, Any])
+    return dict(document)
 
 
 def _read_settings(arguments: Mapping[str, Any]) -> SearchSettings:
-    limits = mapping("limits", arguments.get("limits", {}))
-    refuse_unknown(limits, tuple(f.name for f in fields(Limits)), "limits.")
     with prefix("limits."):
-        checked = Limits(**limits)
+        limits = Limits(**arguments.get("limits", {}))
     epochs = asdict(Plan(**{name: arguments[name] for name in _PLAN if name in arguments}))
     given = {name: arguments[name] for name in _SETTINGS if name in arguments}
     counted = {name: epochs[name] for name in ("seed_epochs", "weak_epochs", "final_epochs")}
-    return SearchSettings(**{**given, **counted}, limits=checked)
+    return SearchSettings(**{**given, **counted}, limits=limits)
 
 
 def _read_start(
-    options: object, space: Mapping[str, Any], data: Mapping[str, Any], base: Path
+    options: Mapping[str, Any] | None, space: Mapping[str, Any], data: Mapping[str, Any], base: Path
 ) -> dict[str, Any] | None:
     """Find the model to start from, if any, and check that it is of the search's space."""
     from nni_petridish.running.warm_start import find_start
 
     if options is None:
         return None
-    place = f"{ARGUMENTS}.start"
-    given = mapping(place, options)
-    refuse_unknown(given, ("from", "model"), f"{place}.")
-    path = resolve(f"{place}.from", given.get("from"), base)
-    id = given.get("model")
-    if id is not None and not isinstance(id, str):
-        raise ConfigError(f"{place}.model must be the id of a model but got {id!r}.")
-    with prefix(f"{place}: "):
-        return find_start(path, id, space, data)
+    with prefix(f"{ARGUMENTS}.start: "):
+        return find_start(resolve(options["from"], base), options.get("model"), space, data)
 
 
 def usual_settings(search_space: Mapping[str, Any]) -> SearchSettings:
     """Return the settings that a search in such a space has if nothing is said of them."""
-    return SearchSettings(**kind_of(_check_kind(search_space)).with_defaults({}))
+    return SearchSettings(**kind_of(_name_kind(search_space)).with_defaults({}))
 
 
-def _check_kind(space: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"space": DEFAULT_KIND, **space}
-    kind_of(named)
-    return named
+def _name_kind(space: object) -> dict[str, Any]:
+    """Return the options of a space with its kind; none if they are no mapping."""
+    return {"space": DEFAULT_KIND, **(space if isinstance(space, Mapping) else {})}
 
 
 def _count_machines(service: object) -> int:
@@ -281,9 +249,3 @@ def _count_machines(service: object) -> int:
         return sum(_count_machines(part) for part in service)
     machines = service.get("machineList") if isinstance(service, Mapping) else None
     return max(1, len(machines)) if isinstance(machines, list) else 1
-
-
-def _read_gallery(gallery: object, base: Path) -> Path:
-    if gallery is None:
-        raise ConfigError(f"{ARGUMENTS}.gallery is missing: the folder to keep the models in.")
-    return resolve(f"{ARGUMENTS}.gallery", gallery, base)

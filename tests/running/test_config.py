@@ -30,7 +30,7 @@ def write(folder: Path, changes: dict[str, Any]) -> Path:
         if value is GONE:
             del place[last]
         else:
-            place[last] = value
+            place[last] = copy.deepcopy(value)
     folder.mkdir(exist_ok=True)
     file = folder / "config.yml"
     file.write_text(yaml.safe_dump(document, allow_unicode=True))
@@ -57,6 +57,26 @@ BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "recurrent i_max range": (
         {**RECURRENT, f"{ARGUMENTS}.i_max": {"low": 1, "high": 2}},
         ["tuner.classArgs.i_max must be 1", "'high': 2"],
+    ),
+    "recurrent filters": (
+        {**RECURRENT, "searchSpace.filters": 3},
+        ["searchSpace.filters is not a known key", "allowed are space, embedding"],
+    ),
+    "recurrent vocabulary is the data's": (
+        {**RECURRENT, "searchSpace.vocabulary": 3},
+        ["searchSpace.vocabulary is not a known key"],
+    ),
+    "recurrent ops a text": (
+        {**RECURRENT, "searchSpace.ops": "relu"},
+        ["searchSpace.ops must be a list", "'relu'"],
+    ),
+    "recurrent validation": (
+        {**RECURRENT, f"{ARGUMENTS}.data.validation": 3},
+        ["tuner.classArgs.data.validation is not a known key"],
+    ),
+    "recurrent limit": (
+        {**RECURRENT, f"{ARGUMENTS}.data.limit": 0},
+        ["tuner.classArgs.data.limit", "at least 3", "0"],
     ),
     "negative seed": ({f"{ARGUMENTS}.seed": -1}, ["tuner.classArgs.seed", "-1"]),
     "seeds 0": ({f"{ARGUMENTS}.seeds": 0}, ["tuner.classArgs.seeds", "at least 1"]),

@@ -141,7 +141,7 @@ def test_a_start_that_does_not_fit_is_one_line_before_anything_is_made(tmp_path:
         ({"from": str(tmp_path / "nowhere")}, {}, "no model and no gallery at"),
         ({"from": str(tmp_path)}, {}, "gallery.json is missing"),
         ({**here, "id": 1}, {}, r"start.id is not a known key"),
-        ({}, {}, r"start.from must be the name of a folder"),
+        ({}, {}, r"start.from is missing"),
         (here, {"space": {"filters": 5}}, "another space: its filters is 3 but the search's 5"),
         (here, {"space": {"mode": "macro"}}, "its mode is 'cell' but the search's 'macro'"),
         ({"from": str(language.folder)}, {}, "its space is 'recurrent' but the search's 'vision'"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from annotated_types import Ge
+
+from nni_petridish.constraints import Folder, OneOf, prefix, resolve
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS, PERPLEXITY
-from nni_petridish.search.checks import prefix, refuse_unknown, resolve
-from nni_petridish.search.settings import check_number
 from nni_petridish.tasks.language.recipe import LanguageRecipe
+from nni_petridish.tasks.language.text import TEXT_NAMES, check_text, count_vocabulary
 from search_spaces.recurrent.space import RecurrentSpace
 
 if TYPE_CHECKING:
@@ -20,6 +22,29 @@ if TYPE_CHECKING:
     from nni_petridish.tasks.plain_network import PlainNetwork
     from nni_petridish.tasks.task import Task
 
+
+@dataclass(frozen=True)
+class TextOptions:
+    """The text of a search, see `load_text`.
+
+    Parameters
+    ----------
+    name
+        The corpus.
+    root
+        The folder that it is in.
+    vocabulary
+        Keep so many words, the most frequent ones.
+    limit
+        Train on the first so many words only.
+    """
+
+    name: Annotated[str, OneOf(TEXT_NAMES)] = "pydoc"
+    root: Folder | None = None
+    vocabulary: Annotated[int, Ge(3)] | None = None
+    limit: Annotated[int, Ge(3)] | None = None
+
+
 MEASURE = PERPLEXITY
 TUNED_RANGES = {"l1": (1e-4, 0.1)}
 """The paper names one λ, 10, in a scale it does not give; here larger ones select noise.
@@ -27,32 +52,25 @@ TUNED_RANGES = {"l1": (1e-4, 0.1)}
 See docs/results/recurrent.md. I_max is 1: recurrent cells grow by one node at a time.
 """
 L1_GROUPS = (1e-4, 1e-3, 1e-2, 1e-1)
+SPACE = RecurrentSpace
+DATA = TextOptions
+RECIPE = LanguageRecipe
+DECIDED_BY_DATA = ("vocabulary",)
 _PLACE = f"{ARGUMENTS}.data"
 
 
-def read_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Check the arguments of `load_text`, and that the files are there."""
-    from nni_petridish.tasks.language.text import check_text
-
-    refuse_unknown(data, ("name", "root", "vocabulary", "limit"), f"{_PLACE}.")
-    result = {"name": "pydoc", **data}
-    for key in ("vocabulary", "limit"):
-        if result.get(key) is not None:
-            with prefix(f"{_PLACE}."):
-                check_number(key, result[key], 3, whole=True)
+def read_data(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """Return the arguments of `load_text`; raise unless the files are there."""
+    result = {"name": TextOptions.name, **data}
     if result.get("root") is not None:
-        result["root"] = str(resolve(f"{_PLACE}.root", result["root"], base))
+        result["root"] = str(resolve(result["root"], base))
     with prefix(f"{_PLACE}: "):
         check_text(result["name"], result.get("root"))
     return result
 
 
-def check_space(options: dict[str, Any], data: Mapping[str, Any]) -> None:
+def check_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     """Check the options of `RecurrentSpace`; the vocabulary is the text's."""
-    known = tuple(f.name for f in fields(RecurrentSpace) if f.name != "vocabulary")
-    refuse_unknown(options, known, "searchSpace.")
-    if "ops" in options and not isinstance(options["ops"], list):
-        raise ConfigError(f"searchSpace.ops must be a list but got {options['ops']!r}.")
     with prefix("searchSpace."):
         RecurrentSpace(vocabulary=2, **options)
 
@@ -65,8 +83,6 @@ def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str,
 
 def describe_space(space: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of the space; the vocabulary, if it is not given, is the text's."""
-    from nni_petridish.tasks.language.text import count_vocabulary
-
     full = dict(space)
     if "vocabulary" not in full:
         words = count_vocabulary(data["name"], data.get("root"), data.get("vocabulary"))
@@ -88,8 +104,6 @@ def space_of_weights(
 
 def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, int]:
     """Return (multiply-adds of a word, parameters) of the seed."""
-    from nni_petridish.tasks.language.text import count_vocabulary
-
     words = count_vocabulary(data["name"], data.get("root"), data.get("vocabulary"))
     options = {key: value for key, value in space.items() if key != "space"}
     described = RecurrentSpace(vocabulary=words, **options)
@@ -115,12 +129,9 @@ def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def read_recipe(options: dict[str, Any], data: Mapping[str, Any]) -> LanguageRecipe:
-    """Check the changes to the recipe of the text."""
-    place = f"{ARGUMENTS}.recipe."
-    known = tuple(f.name for f in fields(LanguageRecipe) if f.name != "epochs")
-    refuse_unknown(options, known, place)
-    with prefix(place):
+def read_recipe(options: Mapping[str, Any], data: Mapping[str, Any]) -> LanguageRecipe:
+    """Return the recipe of the text with changes."""
+    with prefix(f"{ARGUMENTS}.recipe."):
         return LanguageRecipe.named(data["name"], **options)
 
 

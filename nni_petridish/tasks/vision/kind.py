@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from annotated_types import Ge
+
+from nni_petridish.constraints import Count, Folder, OneOf, prefix, resolve
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS, ERROR
-from nni_petridish.search.checks import prefix, refuse_unknown, resolve
-from nni_petridish.search.settings import check_number
-from nni_petridish.tasks.vision.data import Description, check_data, describe
+from nni_petridish.tasks.vision.data import DATA_NAMES, Description, check_data, describe
 from nni_petridish.tasks.vision.recipe import Recipe
 from search_spaces.vision.space import VisionSpace
 
@@ -21,51 +22,72 @@ if TYPE_CHECKING:
     from nni_petridish.tasks.plain_network import PlainNetwork
     from nni_petridish.tasks.task import Task
 
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The images of a search, see `load_data`.
+
+    Parameters
+    ----------
+    name
+        The data set.
+    root
+        The folder that it is in.
+    validation
+        Training images to set aside for validation.
+    limit
+        Train on so many of the remaining images only.
+    seed
+        Orders the images before they are set aside.
+    image_size, workers
+        Of image_folder: side of the square crops, and processes that read.
+    """
+
+    name: Annotated[str, OneOf(DATA_NAMES)] = "digits"
+    root: Folder | None = None
+    validation: Count | None = None
+    limit: Count | None = None
+    seed: Annotated[int, Ge(0)] | None = None
+    image_size: Count | None = None
+    workers: Annotated[int, Ge(0)] | None = None
+
+
 MEASURE = ERROR
 TUNED_RANGES = {"l1": (1e-5, 0.1), "i_max": (2, 4)}
 """They span the values that the paper tried."""
 L1_GROUPS = (1e-5, 1e-3, 1e-1)
 """The values of λ that the paper compared."""
+SPACE = VisionSpace
+DATA = DataOptions
+RECIPE = Recipe
+DECIDED_BY_DATA = ("image_shape", "num_classes")
 _PLACE = f"{ARGUMENTS}.data"
-_DECIDED_BY_DATA = ("image_shape", "num_classes")
 
 
-def read_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Check the arguments of `load_data`, and that the files are there."""
-    result = _read_data(data, base, _PLACE, {"validation": 1, "limit": 1})
+def read_data(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """Return the arguments of `load_data`; raise unless the files are there."""
+    result = _read_data(data, base, _PLACE)
     if result["name"] == "image_folder" and not result.get("validation"):
         raise ConfigError(f"{_PLACE}.validation must be at least 1: a search needs validation.")
     return result
 
 
-def read_training_data(data: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Check the ``data`` of a final training, which sets nothing aside."""
-    return _read_data(data, base, "data", {})
+def read_training_data(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """Return the same for a retraining, which sets nothing aside."""
+    return _read_data(data, base, "data")
 
 
-def _read_data(
-    data: dict[str, Any], base: Path, place: str, more: dict[str, int]
-) -> dict[str, Any]:
-    numbers = {**more, "seed": 0, "image_size": 1, "workers": 0}
-    refuse_unknown(data, ("name", "root", *numbers), f"{place}.")
-    result = {"name": "digits", **data}
-    for key, least in numbers.items():
-        if result.get(key) is not None:
-            with prefix(f"{place}."):
-                check_number(key, result[key], least, whole=True)
+def _read_data(data: Mapping[str, Any], base: Path, place: str) -> dict[str, Any]:
+    result = {"name": DataOptions.name, **data}
     if result.get("root") is not None:
-        result["root"] = str(resolve(f"{place}.root", result["root"], base))
+        result["root"] = str(resolve(result["root"], base))
     with prefix(f"{place}: "):
         check_data(result["name"], result.get("root"))
     return result
 
 
-def check_space(options: dict[str, Any], data: Mapping[str, Any]) -> None:
-    """Check the options of `VisionSpace`."""
-    known = tuple(f.name for f in fields(VisionSpace) if f.name not in _DECIDED_BY_DATA)
-    refuse_unknown(options, known, "searchSpace.")
-    if "ops" in options and not isinstance(options["ops"], list):
-        raise ConfigError(f"searchSpace.ops must be a list but got {options['ops']!r}.")
+def check_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    """Check that the options of `VisionSpace` fit the images."""
     image_shape, num_classes = _describe(data)
     with prefix("searchSpace."):
         VisionSpace(image_shape, num_classes, **options)
@@ -86,7 +108,7 @@ def describe_space(space: Mapping[str, Any], data: Mapping[str, Any]) -> dict[st
     """Return all options of the space; images and classes, if not given, are those of the data."""
     full = dict(space)
     if "image_shape" not in full:
-        full |= zip(_DECIDED_BY_DATA, _describe(data), strict=True)
+        full |= zip(DECIDED_BY_DATA, _describe(data), strict=True)
     return {"space": "vision", **make_space(full).describe()}
 
 
@@ -123,11 +145,9 @@ def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return dict(arguments)
 
 
-def read_recipe(options: dict[str, Any], data: Mapping[str, Any]) -> Recipe:
-    """Check the changes to the recipe of the data set."""
-    place = f"{ARGUMENTS}.recipe."
-    refuse_unknown(options, tuple(f.name for f in fields(Recipe) if f.name != "epochs"), place)
-    with prefix(place):
+def read_recipe(options: Mapping[str, Any], data: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of the data set with changes; raise unless it fits the images."""
+    with prefix(f"{ARGUMENTS}.recipe."):
         recipe = Recipe.named(data["name"], **options)
         recipe.check_image(_describe(data).image_shape)
     return recipe
