@@ -26,8 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import DamagedModelError, GalleryError, SearchError
 from nni_petridish.gallery.files import (
-    ExclusiveLock,
-    file_lock,
     remove_leftovers,
     sync_folder,
     to_json,
@@ -35,6 +33,7 @@ from nni_petridish.gallery.files import (
     write_folder,
 )
 from nni_petridish.gallery.journal import Journal
+from nni_petridish.gallery.locks import ExclusiveLock, file_lock
 from nni_petridish.gallery.model_files import (
     WEIGHTS,
     check_names,

@@ -18,7 +18,8 @@ import zlib
 from pathlib import Path
 
 from nni_petridish.errors import GalleryError
-from nni_petridish.gallery.files import file_lock, sync_folder
+from nni_petridish.gallery.files import sync_folder
+from nni_petridish.gallery.locks import file_lock
 from nni_petridish.search.events import Event
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nni_petridish.errors import DamagedModelError, GalleryError, Interrupted, Orphaned
-from nni_petridish.gallery.files import ExclusiveLock
+from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.search.events import fail_event, release_event
 from nni_petridish.search.records import Growth, Outcome

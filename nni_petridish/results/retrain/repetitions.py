@@ -20,7 +20,8 @@ from torch import Tensor
 
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import GalleryError
-from nni_petridish.gallery.files import ExclusiveLock, to_json, write_file
+from nni_petridish.gallery.files import to_json, write_file
+from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.saved_model import SavedModel, write_model
 from nni_petridish.search.settings import check_number
 from nni_petridish.tasks.distributed import World, current_world

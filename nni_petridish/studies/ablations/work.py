@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import GalleryError, Interrupted, SearchError, TrainingError
-from nni_petridish.gallery.files import ExclusiveLock, to_json, write_file
+from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.select import found_within
 from nni_petridish.running.cost import check_limit
 from nni_petridish.running.process import StopOnInterrupt, set_threads

@@ -13,7 +13,7 @@ import optuna
 from optuna.trial import Trial
 
 from nni_petridish.errors import GalleryError
-from nni_petridish.gallery.files import ExclusiveLock
+from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.select import best_within, found_within
 from nni_petridish.running.growth import Watcher
 from nni_petridish.running.runner import run_search

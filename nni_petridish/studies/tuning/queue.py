@@ -27,7 +27,7 @@ import psutil
 from optuna.exceptions import OptunaError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from nni_petridish.gallery.files import file_lock
+from nni_petridish.gallery.locks import file_lock
 from nni_petridish.search.ranges import quiet
 from nni_petridish.studies.tuning.section import Section, Values
 from nni_petridish.studies.tuning.settings import Tuning

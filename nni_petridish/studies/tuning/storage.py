@@ -17,8 +17,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.gallery.files import file_lock
 from nni_petridish.gallery.gallery import _differences as differences
+from nni_petridish.gallery.locks import file_lock
 from nni_petridish.search.ranges import quiet
 from nni_petridish.search.records import plain
 from nni_petridish.studies.tuning.section import Dimension

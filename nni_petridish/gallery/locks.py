@@ -1,0 +1,132 @@
+"""Locks that die with their process.
+
+They are POSIX record locks: they work between processes, and between machines on NFS where the
+lock service runs; the kernel drops them when their process ends, however it ends, and a forked
+child does not inherit them. On NFS the locks of a machine that vanished last until the server's
+lease runs out (about a minute and a half).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from nni_petridish.errors import GalleryError
+from nni_petridish.gallery.files import host_name
+
+
+@contextlib.contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Hold the lock file ``path`` for a moment; waits until it is free. Does not nest."""
+    # Record locks do not exclude threads of one process, and closing any descriptor of the file
+    # drops them: one thread at a time.
+    with _one_thread:
+        descriptor = _open_lock(path)
+        try:
+            _lock(descriptor, path, wait=True)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class ExclusiveLock:
+    """A lock held for long; a second holder gets an error that names the first.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, ExclusiveLock(Path(folder) / "lock", "Here"):
+    ...     ExclusiveLock(Path(folder) / "lock", "Here").acquire()  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    nni_petridish.errors.GalleryError: Here: process ... on ... is at work already.
+    """
+
+    # Within one process a record lock excludes nobody: paths held, and by which process, for a
+    # forked child inherits this table but not the locks.
+    _held: dict[str, int] = {}  # noqa: RUF012
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._path = path
+        self._key = os.path.realpath(path)
+        self._what = what
+        self._descriptor: int | None = None
+
+    def acquire(self) -> ExclusiveLock:
+        """Take the lock or raise a GalleryError at once."""
+        with _one_thread:
+            if self._held.get(self._key) == os.getpid():
+                raise self._taken(f"process {os.getpid()} on {host_name()}")
+            descriptor = _open_lock(self._path)
+            try:
+                if not _lock(descriptor, self._path, wait=False):
+                    owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+                    raise self._taken(owner or "another process")
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {host_name()}\n".encode(), 0)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            self._descriptor = descriptor
+            self._held[self._key] = os.getpid()
+        return self
+
+    def release(self) -> None:
+        """Release the lock; nothing happens if it is not held."""
+        with _one_thread:
+            if self._descriptor is None:
+                return
+            os.close(self._descriptor)
+            self._descriptor = None
+            if self._held.get(self._key) == os.getpid():
+                del self._held[self._key]
+
+    def _taken(self, owner: str) -> GalleryError:
+        return GalleryError(f"{self._what}: {owner} is at work already.")
+
+    def __enter__(self) -> ExclusiveLock:
+        return self if self._descriptor is not None else self.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+_one_thread = threading.Lock()
+
+
+def _new_thread_lock() -> None:
+    global _one_thread
+    _one_thread = threading.Lock()
+
+
+# A child forked while another thread held the lock would wait for that thread for ever.
+os.register_at_fork(after_in_child=_new_thread_lock)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise GalleryError(f"Cannot open {path}: {error.strerror}.") from error
+
+
+def _lock(descriptor: int, path: Path, wait: bool) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        raise GalleryError(
+            f"Cannot lock {path}: {error.strerror}; its file system must support locks."
+        ) from error
+    return True
