@@ -40,7 +40,7 @@ from nni_petridish.running.worker import describe_failure
 from nni_petridish.search.ranges import RANGED, Range, make_chooser, split_ranges
 from nni_petridish.search.records import Done, Growth, ModelRecord
 from nni_petridish.search.search import Chooser, Search
-from nni_petridish.search.settings import Limits, Plan, SearchSettings, check_number
+from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings, check_number
 
 # After ours, which know how to import NNI's NAS without its warnings.
 from nni.common.serializer import SerializableObject  # isort: skip
@@ -82,7 +82,7 @@ class Petridish(Strategy):
     seed_evaluator, weak_evaluator, final_evaluator
         An evaluator for one phase, in place of the experiment's.
     l1_schedule, weak_learning
-        Variants of weak learning, see `Plan`.
+        Variants of weak learning, see `GrowthSettings`.
     metric, optimize, error
         Which of the reported numbers to go by and how it becomes an error, see `Metric`. By
         default, error = 1 − the reported accuracy; what NNI's Regression reports is minimised.
@@ -172,7 +172,7 @@ class Petridish(Strategy):
         for phase, epochs in self._epochs.items():
             if epochs is not None:
                 check_number(f"{phase}_epochs", epochs, 1, whole=True)
-        Plan(**self._variants)
+        GrowthSettings(**self._variants)
         self._start = None if start is None else Path(start).expanduser().absolute()
         self._start_model = start_model
         self._ready: _Ready | None = None
@@ -344,7 +344,7 @@ class _Ready:
             f"{phase}_epochs": strategy._epochs[phase] or own_epochs(evaluator)
             for phase, evaluator in self.evaluators.items()
         }
-        self.plan = Plan(**epochs, **strategy._variants)
+        self.plan = GrowthSettings(**epochs, **strategy._variants)
         self.settings = SearchSettings(**search, limits=strategy._limits, **epochs)
         # As in `SearchConfig.identity`: a range takes the place of its number.
         ranged = {name: asdict(range) for name, range in ranges.items()}

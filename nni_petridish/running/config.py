@@ -25,7 +25,7 @@ from nni_petridish.running.schema import check, outline, search_part
 from nni_petridish.search.ranges import Range, make_chooser, split_ranges
 from nni_petridish.search.records import Growth
 from nni_petridish.search.search import Chooser
-from nni_petridish.search.settings import Limits, Plan, SearchSettings
+from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
 
 if TYPE_CHECKING:
     from nni_petridish.tasks.task import Task
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.json"
 
 _SETTINGS = tuple(f.name for f in fields(SearchSettings) if f.name != "limits")
-_PLAN = tuple(f.name for f in fields(Plan))
+_PLAN = tuple(f.name for f in fields(GrowthSettings))
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SearchConfig:
     data: dict[str, Any]
     recipe: Any
     settings: SearchSettings
-    plan: Plan
+    plan: GrowthSettings
     concurrency: int = 1
     machines: int = 1
     ranges: dict[str, Range] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class SearchConfig:
         with prefix(f"{ARGUMENTS}."):
             arguments, ranges = split_ranges(kind.with_defaults(given), usual_settings(space))
             settings = _read_settings(arguments)
-            plan = Plan(**{name: arguments[name] for name in _PLAN if name in arguments})
+            plan = GrowthSettings(**{name: arguments[name] for name in _PLAN if name in arguments})
         recipe = kind.read_recipe(arguments.get("recipe", {}), data)
         gallery = resolve(arguments["gallery"], base)
         machines = _count_machines(experiment.get("trainingService"))
@@ -131,7 +131,7 @@ class SearchConfig:
             data=dict(data["data"]),
             recipe=kind_of(data["space"]).make_recipe(data["recipe"]),
             settings=SearchSettings.from_dict(data["settings"]),
-            plan=Plan(**data["plan"]),
+            plan=GrowthSettings(**data["plan"]),
             concurrency=data["concurrency"],
             machines=data["machines"],
             ranges={name: Range(**ends) for name, ends in data.get("ranges", {}).items()},
@@ -215,7 +215,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def _read_settings(arguments: Mapping[str, Any]) -> SearchSettings:
     with prefix("limits."):
         limits = Limits(**arguments.get("limits", {}))
-    epochs = asdict(Plan(**{name: arguments[name] for name in _PLAN if name in arguments}))
+    epochs = asdict(
+        GrowthSettings(**{name: arguments[name] for name in _PLAN if name in arguments})
+    )
     given = {name: arguments[name] for name in _SETTINGS if name in arguments}
     counted = {name: epochs[name] for name in ("seed_epochs", "weak_epochs", "final_epochs")}
     return SearchSettings(**{**given, **counted}, limits=limits)

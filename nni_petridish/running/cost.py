@@ -22,7 +22,7 @@ from nni_petridish.kernels.cache import cache_folder, make_cache_folder
 from nni_petridish.registry import kind_of
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.process import cores
-from nni_petridish.search.settings import Plan
+from nni_petridish.search.settings import GrowthSettings
 
 _KEPT = 100
 """How many measurements are remembered."""
@@ -87,7 +87,7 @@ def describe_cost(config: SearchConfig, anew: bool = False) -> str:
     )
 
 
-def growth_seconds(plan: Plan, cost: Cost) -> tuple[float, float]:
+def growth_seconds(plan: GrowthSettings, cost: Cost) -> tuple[float, float]:
     """Return about how long the seed takes, and the first growth; later ones take longer."""
     growth = plan.weak_epochs * cost.weak + plan.final_epochs * cost.plain
     return cost.steps * plan.seed_epochs * cost.plain, cost.steps * growth

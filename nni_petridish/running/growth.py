@@ -22,7 +22,7 @@ from nni_petridish.core.l1 import L1Schedule
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.search.records import FULL, Growth, Outcome
-from nni_petridish.search.settings import Plan
+from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.tasks.task import Record, Task
 
 PHASES = ("seed", "weak", "final")
@@ -49,7 +49,11 @@ class Watcher:
 
 
 def run_growth(
-    growth: Growth, task: Task, plan: Plan, gallery: Gallery, watcher: Watcher | None = None
+    growth: Growth,
+    task: Task,
+    plan: GrowthSettings,
+    gallery: Gallery,
+    watcher: Watcher | None = None,
 ) -> Outcome:
     """Carry out a growth and save its model; if it is there already, return its outcome.
 
@@ -94,7 +98,12 @@ class _Work:
     """One growth under way."""
 
     def __init__(
-        self, growth: Growth, task: Task, plan: Plan, folder: Path, watcher: Watcher | None
+        self,
+        growth: Growth,
+        task: Task,
+        plan: GrowthSettings,
+        folder: Path,
+        watcher: Watcher | None,
     ) -> None:
         self.growth, self.task, self.plan, self.folder = growth, task, plan, folder
         self.watcher = watcher or Watcher()

@@ -38,7 +38,7 @@ from nni_petridish.constraints import (
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import Kind, kind_of
 from nni_petridish.search.ranges import RANGED, Range
-from nni_petridish.search.settings import Plan, SearchSettings
+from nni_petridish.search.settings import GrowthSettings, SearchSettings
 
 Definition = tuple[Any, Any]
 """Type and default of a key, as `pydantic.create_model` takes them."""
@@ -187,7 +187,7 @@ def make_search_part(space: str, sections: Mapping[str, type[Part]]) -> type[Par
 
 
 def _arguments(kind: Kind, sections: Mapping[str, type[Part]]) -> dict[str, Definition]:
-    settings = {**keys_of(SearchSettings), **keys_of(Plan)}
+    settings = {**keys_of(SearchSettings), **keys_of(GrowthSettings)}
     usual = SearchSettings(**kind.with_defaults({}))
     for name in RANGED:
         number, field = settings[name]
@@ -239,7 +239,7 @@ def left_out(text: str) -> Any:
 def _field_texts(kind: type) -> dict[str, str]:
     """Return the texts of the section Parameters in the docstring of a dataclass, by field.
 
-    >>> _field_texts(Plan)["weak_learning"]
+    >>> _field_texts(GrowthSettings)["weak_learning"]
     '``"isolated"`` or ``"joint"``.'
     """
     _, _, section = (inspect.getdoc(kind) or "").partition("Parameters\n----------\n")

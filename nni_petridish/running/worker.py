@@ -16,14 +16,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nni_petridish.errors import DamagedModelError, GalleryError, Interrupted, Orphaned
-from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.search.events import fail_event, release_event
 from nni_petridish.search.records import Growth, Outcome
 
 if TYPE_CHECKING:
     from nni_petridish.running.growth import Watcher
-    from nni_petridish.search.settings import Plan
+    from nni_petridish.search.settings import GrowthSettings
     from nni_petridish.tasks.task import Task
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,11 @@ LOCK_FILE = "lock"
 
 
 def work_on(
-    growth: Growth, gallery: Gallery, make_task: Callable[[], Task], plan: Plan, watcher: Watcher
+    growth: Growth,
+    gallery: Gallery,
+    make_task: Callable[[], Task],
+    plan: GrowthSettings,
+    watcher: Watcher,
 ) -> Outcome:
     """Carry out a growth and journal what became of it.
 

@@ -11,10 +11,10 @@ __getattr__, __dir__, __all__ = attach(
     {
         "Done": ".records",
         "Growth": ".records",
+        "GrowthSettings": ".settings",
         "Limits": ".settings",
         "ModelRecord": ".records",
         "Outcome": ".records",
-        "Plan": ".settings",
         "Search": ".search",
         "SearchSettings": ".settings",
         "Wait": ".records",
@@ -24,4 +24,4 @@ __getattr__, __dir__, __all__ = attach(
 if TYPE_CHECKING:
     from nni_petridish.search.records import Done, Growth, ModelRecord, Outcome, Wait
     from nni_petridish.search.search import Search
-    from nni_petridish.search.settings import Limits, Plan, SearchSettings
+    from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings

@@ -1,8 +1,8 @@
 """The search as an ask/tell state machine: which growth next, and what is known so far.
 
 `Search` trains nothing, reads and writes nothing and has no clock. Whatever happens to it is one
-plain event, and `Ledger.apply` is the only thing that changes it: resuming a search is replaying
-its events.
+plain event, and `SearchState.apply` is the only thing that changes it: resuming a search is
+replaying its events.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ from nni_petridish.search.records import (
     growth_number,
 )
 from nni_petridish.search.settings import Limits, SearchSettings, check_number
-from nni_petridish.search.state import ATTEMPTS, DROPPED, FINISHED, QUARANTINED, RUNNING, Ledger
+from nni_petridish.search.state import (
+    ATTEMPTS,
+    DROPPED,
+    FINISHED,
+    QUARANTINED,
+    RUNNING,
+    SearchState,
+)
 
 __all__ = [
     "Chooser",
@@ -54,7 +61,7 @@ __all__ = [
 Chooser = Callable[[int], tuple[float, int]]
 
 
-class Search(Ledger):
+class Search(SearchState):
     """Forward search over the hull of error and multiply-adds.
 
     Parameters

@@ -102,8 +102,8 @@ class SearchSettings:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How long each phase lasts and in which variant; the numbers are the paper's for CIFAR-10.
+class GrowthSettings:
+    """Length of each phase of a growth, and its variant; the numbers are the paper's for CIFAR-10.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """What a search knows: the facts about every growth, and the hull that follows from them.
 
-The ledger changes by events alone. It keeps facts (handed out, failed, finished, ...) and derives
+The state changes by events alone. It keeps facts (handed out, failed, finished, ...) and derives
 the rest from them, so events of different writers may come in any order: the state is the same.
 """
 
@@ -48,13 +48,13 @@ class Facts:
         }
 
 
-class Ledger:
+class SearchState:
     """The state of a search.
 
     Parameters
     ----------
     settings
-        Of the search; the ledger needs the tolerance of the hull and the epochs of a growth.
+        Settings of the search: the tolerance of the hull and the epochs of a growth count here.
     """
 
     def __init__(self, settings: SearchSettings) -> None:

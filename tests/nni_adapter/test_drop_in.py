@@ -45,7 +45,7 @@ from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
 from nni_petridish.nni_adapter.user_spaces.sites import Candidate, CellSite, Finished
 from nni_petridish.running.growth import load_network
 from nni_petridish.search.records import Growth
-from nni_petridish.search.settings import Plan
+from nni_petridish.search.settings import GrowthSettings
 from search_spaces import RecurrentSpace, VisionSpace
 from tests.support import nni_evaluators as users
 from tests.support import nni_spaces as spaces
@@ -417,7 +417,7 @@ def test_growths_in_foreign_spaces_travel_to_trials(tmp_path: Path) -> None:
     evaluators = dict.fromkeys(("seed", "weak", "final"), users.users_lightning(channels=3))
     for growth in (Growth("g00000", None, 1, 0.01, 2), Growth("g00001", "g00000", 2, 0.01, 2)):
         sent = GrowthEvaluator(
-            growth, space, evaluators, str(gallery.folder), Plan(1, 1, 1), Metric()
+            growth, space, evaluators, str(gallery.folder), GrowthSettings(1, 1, 1), Metric()
         )
         arrived = nni.load(nni.dump(sent))
         assert arrived.space == space

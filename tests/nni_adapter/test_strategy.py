@@ -38,10 +38,10 @@ from nni_petridish.nni_adapter.space import growable_space, model_space
 from nni_petridish.nni_adapter.strategy import Petridish
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator
-from nni_petridish.running.growth import Plan, Watcher, run_growth
+from nni_petridish.running.growth import Watcher, run_growth
 from nni_petridish.running.runner import run_search
 from nni_petridish.search.records import Growth
-from nni_petridish.search.settings import Limits, SearchSettings
+from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
 from nni_petridish.tasks.task import VisionTask
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
@@ -197,7 +197,7 @@ def test_phases_report_to_nni_with_their_names_and_only_once_finally(tmp_path: P
         for growth in (Growth("g00000", None, 1, 0.01, 2), Growth("g00001", "g00000", 2, 0.01, 2)):
             evaluators = dict.fromkeys(("seed", "weak", "final"), users.users_lightning())
             wrapped = GrowthEvaluator(
-                growth, SPACE, evaluators, str(gallery.folder), Plan(2, 1, 2), Metric()
+                growth, SPACE, evaluators, str(gallery.folder), GrowthSettings(2, 1, 2), Metric()
             )
             # Through NNI's serializer and back, as to a trial.
             nni.load(nni.dump(wrapped)).evaluate()
@@ -259,7 +259,7 @@ def test_the_recipe_grows_what_the_other_fronts_grow(tmp_path: Path, start: Any)
     gallery = Gallery.create(tmp_path / "own", {}, {})
     with Coordinator(gallery, settings) as coordinator:
         while isinstance(growth := coordinator.ask(), Growth):
-            run_growth(growth, task, Plan(**SHORT), gallery)
+            run_growth(growth, task, GrowthSettings(**SHORT), gallery)
     for id in gallery.model_ids():
         weights, documents = gallery.load_model(id)
         others, other_documents = Gallery(tmp_path / "nni").load_model(id)
@@ -430,14 +430,15 @@ import sys
 from nni.nas.evaluator import FunctionalEvaluator
 from nni_petridish.nni_adapter.evaluators.task import Metric
 from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator
-from nni_petridish.search.settings import Plan
+from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.search.records import Growth
 from tests.support.nni_evaluators import terminate
 from tests.nni_adapter.test_strategy import SPACE
 
 growth = Growth("g00000", None, 1, 0.01, 2)
 evaluators = {"seed": FunctionalEvaluator(terminate)}
-GrowthEvaluator(growth, SPACE, evaluators, sys.argv[1], Plan(1, 1, 1), Metric(), 1).evaluate()
+plan = GrowthSettings(1, 1, 1)
+GrowthEvaluator(growth, SPACE, evaluators, sys.argv[1], plan, Metric(), 1).evaluate()
 """
 
 
@@ -473,7 +474,7 @@ def test_an_interrupted_experiment_resumes(tmp_path: Path, start: Any) -> None:
 def test_finished_phases_are_not_trained_again(tmp_path: Path) -> None:
     gallery = Gallery.create(tmp_path / "halting", {}, {})
     task = EvaluatorTask(SPACE, dict.fromkeys(("seed", "weak", "final"), by_hand()))
-    plan = Plan(1, 1, 2)
+    plan = GrowthSettings(1, 1, 2)
     run_growth(Growth("g00000", None, 1, 0.01, 2), task, plan, gallery)
     child = Growth("g00001", "g00000", 2, 0.01, 2)
     seen: list[str] = []

@@ -16,7 +16,7 @@ from nni_petridish.registry import kind_of
 from nni_petridish.results.retrain.training import size_of
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.cost import Cost, growth_seconds
-from nni_petridish.search.settings import Plan
+from nni_petridish.search.settings import GrowthSettings
 from search_spaces import VisionSpace
 from search_spaces.vision.size import seed_size
 from tests.support.chaos import write_config
@@ -54,7 +54,7 @@ def test_the_seed_has_the_size_that_the_task_counts(name: str) -> None:
 
 
 def test_a_growth_takes_its_epochs_of_either_kind() -> None:
-    plan = Plan(seed_epochs=2, weak_epochs=5, final_epochs=7)
+    plan = GrowthSettings(seed_epochs=2, weak_epochs=5, final_epochs=7)
     cost = Cost(plain=1.0, weak=10.0, steps=3, bytes=0)
     assert growth_seconds(plan, cost) == (3 * 2 * 1.0, 3 * (5 * 10.0 + 7 * 1.0))
 

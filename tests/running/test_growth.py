@@ -11,13 +11,13 @@ from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.running.growth import Watcher, load_network, run_growth
 from nni_petridish.search.records import Growth
-from nni_petridish.search.settings import Limits, Plan, SearchSettings
+from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
 from nni_petridish.tasks.task import VisionTask
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
 from search_spaces import VisionSpace
 
-PLAN = Plan(seed_epochs=3, weak_epochs=2, final_epochs=2)
+PLAN = GrowthSettings(seed_epochs=3, weak_epochs=2, final_epochs=2)
 
 
 def digits_task(limit: int = 128, mode: str = "cell") -> VisionTask:
@@ -123,7 +123,7 @@ def test_three_growths_on_digits_improve_the_seed_and_use_earlier_learners(
     data = load_data("digits")
     space = VisionSpace(data.image_shape, 10, cells_per_stage=1, filters=4, mode=mode)
     task = VisionTask(space, data, Recipe.named("digits", device="cpu"))
-    plan = Plan(seed_epochs=4, weak_epochs=2, final_epochs=4)
+    plan = GrowthSettings(seed_epochs=4, weak_epochs=2, final_epochs=4)
     gallery = new_gallery(tmp_path)
     run_growth(Growth("g00000", None, 1, 0.001, 3), task, plan, gallery)
     for n in (1, 2, 3):

@@ -11,7 +11,7 @@ import yaml
 
 from nni_petridish.cli import main
 from nni_petridish.running.config import SearchConfig
-from nni_petridish.search.settings import Plan
+from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.vision.data import _SOURCES
 from nni_petridish.tasks.vision.recipe import Recipe
@@ -31,7 +31,7 @@ def test_the_cifar_configs_are_the_papers_defaults(tmp_path: Path, mode: str) ->
     config = SearchConfig.from_yaml(tmp_path / "configs" / "c.yml")
     assert config.space["mode"] == mode
     assert (config.space["cells_per_stage"], config.space["filters"]) == (3, 16)
-    assert config.plan == Plan()  # the dataclasses have the paper's numbers as defaults
+    assert config.plan == GrowthSettings()  # the dataclasses have the paper's numbers as defaults
     assert config.recipe == Recipe.named("cifar10")
     assert (config.settings.l1, config.settings.i_max) == (0.001, 3)
     assert config.data["validation"] == 5000

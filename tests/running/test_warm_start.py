@@ -16,7 +16,7 @@ from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.growth import run_growth
 from nni_petridish.running.warm_start import warm_start
 from nni_petridish.search.records import Growth
-from nni_petridish.search.settings import Plan
+from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.tasks.task import VisionTask
 from tests.support.chaos import write_config
 from tests.support.small_gallery import recurrent_gallery, vision_gallery
@@ -46,7 +46,7 @@ def test_a_search_grows_on_from_it(tmp_path: Path) -> None:
     old = vision_gallery(tmp_path)
     task = warm_start(task_of(old), old.folder, "g00001")
     new = Gallery.create(tmp_path / "new", {"space": "vision"}, {})
-    plan = Plan(seed_epochs=1, weak_epochs=1, final_epochs=1)
+    plan = GrowthSettings(seed_epochs=1, weak_epochs=1, final_epochs=1)
     run_growth(Growth("g00000", None, 1, 0.001, 2), task, plan, new)
     run_growth(Growth("g00001", "g00000", 2, 0.001, 2), task, plan, new)
     first, second = (new.load_documents(id)["genotype"]["cells"] for id in ("g00000", "g00001"))

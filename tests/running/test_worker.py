@@ -13,12 +13,12 @@ from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.running.growth import Watcher
 from nni_petridish.running.worker import Pulse, PulseWatch, work_on
 from nni_petridish.search.records import Growth
-from nni_petridish.search.settings import Limits, Plan, SearchSettings
+from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
 from nni_petridish.tasks.task import VisionTask
 from nni_petridish.tasks.vision.recipe import Recipe
 from tests.running.test_growth import digits_task
 
-PLAN = Plan(seed_epochs=2, weak_epochs=1, final_epochs=1)
+PLAN = GrowthSettings(seed_epochs=2, weak_epochs=1, final_epochs=1)
 SETTINGS = SearchSettings(limits=Limits(max_models=3), seed_epochs=2, weak_epochs=1, final_epochs=1)
 
 

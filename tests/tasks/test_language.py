@@ -20,7 +20,7 @@ from nni_petridish.kernels.cross_entropy import linear_cross_entropy
 from nni_petridish.registry import kind_of
 from nni_petridish.running.growth import Watcher, load_network, run_growth
 from nni_petridish.search.records import Growth
-from nni_petridish.search.settings import Plan
+from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.task import RecurrentTask
 from nni_petridish.tasks.language.text import Corpus
@@ -404,7 +404,7 @@ def test_a_found_cell_trains_from_scratch_with_the_plain_mean() -> None:
 def test_growths_are_carried_out_resumably_like_any_other(tmp_path: Path) -> None:
     """Seed and child through the one function that all fronts call; a kill changes nothing."""
     task = RecurrentTask(RecurrentSpace(WORDS, 8), corpus(), RECIPE)
-    plan = Plan(seed_epochs=2, weak_epochs=2, final_epochs=2)
+    plan = GrowthSettings(seed_epochs=2, weak_epochs=2, final_epochs=2)
     growths = [Growth("g00000", None, 1, 0.01, 1), Growth("g00001", "g00000", 2, 0.01, 1)]
     galleries = [
         Gallery.create(tmp_path / name, {"space": "recurrent"}, {}) for name in ("one", "two")

@@ -22,7 +22,7 @@ from nni_petridish.running.process import set_threads
 from nni_petridish.running.warm_start import warm_task
 from nni_petridish.running.worker import work_on
 from nni_petridish.search.records import Growth, Outcome
-from nni_petridish.search.settings import Plan
+from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.tasks.task import Record, Task
 
 _PICKLE_SIZE = 64 * 1024  # NNI's own limit for what it sends to trials
@@ -61,7 +61,7 @@ class GrowthEvaluator(Evaluator):
         space: Space,
         evaluators: Mapping[str, Any] | str,
         gallery: str,
-        plan: Plan,
+        plan: GrowthSettings,
         metric: Metric,
         concurrency: int | None = None,
         start: Mapping[str, Any] | None = None,
@@ -143,7 +143,7 @@ class GrowthEvaluator(Evaluator):
             data["space"],
             data["evaluators"],
             data["gallery"],
-            Plan(**data["plan"]),
+            GrowthSettings(**data["plan"]),
             Metric(**data["metric"]),
             data["concurrency"],
             data.get("start"),

@@ -13,11 +13,11 @@ from nni_petridish.registry import DEFAULT_KIND
 from nni_petridish.running.config import SearchConfig, read_experiment, usual_settings
 from nni_petridish.search.checks import dig, mapping, put, resolve
 from nni_petridish.search.ranges import RANGED
-from nni_petridish.search.settings import Plan, SearchSettings
+from nni_petridish.search.settings import GrowthSettings, SearchSettings
 from nni_petridish.studies.tuning.section import PLACE, Section, Values
 
 _FIXED = ("seed", "limits")
-_TUNABLE = {f.name for kind in (SearchSettings, Plan) for f in fields(kind)} - set(_FIXED)
+_TUNABLE = {f.name for kind in (SearchSettings, GrowthSettings) for f in fields(kind)} - set(_FIXED)
 
 
 @dataclass(frozen=True)
