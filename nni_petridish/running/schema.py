@@ -104,6 +104,7 @@ def part(name: str, keys: Mapping[str, Definition], text: str | None = None) -> 
     return create_model(name, __base__=Part, __doc__=text or "", **definitions)
 
 
+@cache
 def part_of(kind: type, without: tuple[str, ...] = (), partial: bool = False) -> type[Part]:
     """Return the model of a mapping whose keys are the fields of a dataclass.
 
