@@ -14,6 +14,13 @@ from nni_petridish import Genotype, make_growable
 from nni_petridish.core.genotype import Learner
 from nni_petridish.core.space import Space
 from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
+from nni_petridish.tasks.language.recipe import LanguageRecipe
+from nni_petridish.tasks.language.task import RecurrentTask
+from nni_petridish.tasks.language.text import Corpus
+from nni_petridish.tasks.task import Task, VisionTask
+from nni_petridish.tasks.vision.data import DataSet
+from nni_petridish.tasks.vision.recipe import Recipe
+from nni_petridish.tasks.vision.splits import TensorSplit, pixel_statistics
 from search_spaces import RecurrentSpace, VisionSpace
 from search_spaces.any_model.genotype import ModelGenotype
 from search_spaces.linear import LinearGenotype, LinearSpace
@@ -205,3 +212,27 @@ SPACES = {
 
 OPS = VISION_OPS
 """The ops on images."""
+
+
+def _vision_task() -> Task:
+    def split(n: int, seed: int) -> TensorSplit:
+        generator = torch.Generator().manual_seed(seed)
+        raw = torch.randint(0, 256, (n, 2, 8, 8), dtype=torch.uint8, generator=generator)
+        labels = torch.randint(4, (n,), generator=generator)
+        raw = raw.contiguous(memory_format=torch.channels_last)
+        return TensorSplit(raw, labels, *pixel_statistics(raw))
+
+    space = VisionSpace((2, 8, 8), 4, cells_per_stage=1, filters=4, stages=2)
+    recipe = Recipe(epochs=2, batch_size=8, cutout=3, crop_padding=1, device="cpu")
+    data = DataSet("made", (2, 8, 8), 4, split(24, 0), split(10, 1), split(10, 2))
+    return VisionTask(space, data, recipe)
+
+
+def _language_task() -> Task:
+    words, texts = 7, [_classes(n) for n in (200, 90, 90)]
+    corpus = Corpus("made", tuple(map(str, range(words))), *texts)
+    recipe = LanguageRecipe(epochs=2, batch_size=4, evaluation_batch=3, bptt=8, device="cpu")
+    return RecurrentTask(RecurrentSpace(words, 6), corpus, recipe)
+
+
+TASKS: dict[str, Callable[[], Task]] = {"vision": _vision_task, "language": _language_task}
