@@ -31,7 +31,7 @@ from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.nni_adapter.trial import parameters_of
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator
-from nni_petridish.running.worker import PulseWatch, describe_failure
+from nni_petridish.running.worker import HeartbeatWatch, describe_failure
 from nni_petridish.search.records import Done, Growth
 
 _log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class PetridishTuner(Tuner):
     def _start(self, search_space: dict[str, Any]) -> None:
         self._config = self._read_config(search_space)
         gallery = self._config.open_gallery()
-        self._watch = PulseWatch(gallery)
+        self._watch = HeartbeatWatch(gallery)
         self._coordinator = self._claim(gallery)
         if self._resumed:
             # NNI runs the unfinished trials again by itself; those it does not are noticed.

@@ -1,23 +1,22 @@
 """A worker carries out one growth of a gallery, alone and visibly alive.
 
 Whatever happens is written into the journal: the model, a failure with its reason, or that the
-growth was given back. A worker that is killed writes nothing; its pulse stops instead.
+growth was given back. A worker that is killed writes nothing; its heartbeat stops instead.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nni_petridish.errors import DamagedModelError, GalleryError, Interrupted, Orphaned
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.locks import ExclusiveLock
+from nni_petridish.running.heartbeat import Heartbeat
 from nni_petridish.search.events import fail_event, release_event
 from nni_petridish.search.records import Growth, Outcome
 
@@ -60,7 +59,7 @@ def work_on(
 
     folder = gallery.work_folder(growth.id, growth.attempt)
     try:
-        with Pulse(folder), _alone(folder, gallery, growth, watcher.stop):
+        with beating(folder), _alone(folder, gallery, growth, watcher.stop):
             return run_growth(growth, make_task(), plan, gallery, watcher)
     except (Interrupted, KeyboardInterrupt):
         gallery.journal.append(release_event(growth.id, growth.attempt))
@@ -88,45 +87,26 @@ def describe_failure(error: BaseException) -> str:
     return text if known else f"{type(error).__name__}: {text}"
 
 
-class Pulse:
-    """A file that is touched every few seconds for as long as its process lives.
+@contextmanager
+def beating(folder: Path) -> Iterator[None]:
+    """Touch a file in the work folder of a growth every few seconds for as long as it lasts."""
+    path = folder / PULSE_FILE
 
-    Parameters
-    ----------
-    folder
-        The work folder of the growth.
-    """
+    def touch() -> bool:
+        try:
+            path.touch()
+        except OSError:
+            return False  # the growth is finished and its folder gone
+        return True
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / PULSE_FILE
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
-
-    def _beat(self) -> None:
-        while True:
-            try:
-                self._path.touch()
-            except OSError:
-                return  # the growth is finished and its folder gone
-            if self._end.wait(PULSE_SECONDS):
-                return
-
-    def __enter__(self) -> Pulse:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end.set()
-        self._thread.join()
-        self._path.unlink(missing_ok=True)
+    try:
+        with Heartbeat(touch, PULSE_SECONDS):
+            yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
-class PulseWatch:
+class HeartbeatWatch:
     """Tells which running growths have lost their worker, by the clock of this machine alone.
 
     Parameters

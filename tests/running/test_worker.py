@@ -11,7 +11,7 @@ from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.running import worker
 from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.running.growth import Watcher
-from nni_petridish.running.worker import Pulse, PulseWatch, work_on
+from nni_petridish.running.worker import HeartbeatWatch, beating, work_on
 from nni_petridish.search.records import Growth
 from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
 from nni_petridish.tasks.task import VisionTask
@@ -136,11 +136,11 @@ def test_the_watch_notices_a_worker_that_died(
     monkeypatch.setattr(worker, "LOST_SECONDS", 1.0)
     monkeypatch.setattr(worker, "SUSPECT_SECONDS", 0.4)
     alive, dead, queued = (Growth(f"g0000{i}", None, i, 0.0, 1) for i in range(3))
-    watch = PulseWatch(gallery)
+    watch = HeartbeatWatch(gallery)
     (gallery.work_folder(dead.id, 1) / "pulse").touch()
     began = time.monotonic()
     noticed: dict[str, float] = {}
-    with Pulse(gallery.work_folder(alive.id, 1)):
+    with beating(gallery.work_folder(alive.id, 1)):
         while time.monotonic() - began < 2.0:
             for growth in watch.silent([alive, dead, queued]):
                 noticed.setdefault(growth.id, time.monotonic() - began)

@@ -5,7 +5,7 @@ first what waits (the default setting, settings that lost their process), then a
 sampler proposes. Processes take turns by a lock in the study's folder, because not every storage
 hands out a waiting trial to one of two at the same moment only (SQLite does not).
 
-A process shows that it lives by a pulse in its trial's attributes. Optuna's own heartbeat is
+A process shows that it lives by a heartbeat in its trial's attributes. Optuna's own heartbeat is
 experimental, knows no journal files, and never misses a trial that died before its first beat.
 """
 
@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import optuna
@@ -28,13 +27,14 @@ from optuna.exceptions import OptunaError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from nni_petridish.gallery.locks import file_lock
+from nni_petridish.running.heartbeat import Heartbeat
 from nni_petridish.search.ranges import quiet
 from nni_petridish.studies.tuning.section import Section, Values
 from nni_petridish.studies.tuning.settings import Tuning
 from nni_petridish.studies.tuning.storage import LOCK_FILE, distributions_of
 
 BEATS = 6
-"""Pulse beats before silence counts as death."""
+"""Beats before silence counts as death."""
 MAX_LOSSES = 3
 """A trial that took so many processes with it is given up."""
 PULSE, OWNER, LOSSES, CONTINUES = "pulse", "owner", "losses", "continues"
@@ -181,7 +181,7 @@ def make_sampler(section: Section, number: int) -> optuna.samplers.BaseSampler:
     return samplers.RandomSampler(seed=seed)
 
 
-class Pulse:
+class TrialHeartbeat(Heartbeat):
     """Shows that the process of a trial is alive, and notices when others think it is not.
 
     Parameters
@@ -189,43 +189,27 @@ class Pulse:
     trial
         The trial.
     seconds
-        Between two beats.
+        Time between two beats.
     """
 
     def __init__(self, trial: Trial, seconds: float) -> None:
-        self._trial, self._seconds = trial, seconds
-        self._end = threading.Event()
+        super().__init__(self._show, seconds, at_once=False)
+        self._trial, self._beats = trial, itertools.count(1)
         self._given_up = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
     def is_given_up(self) -> bool:
         """Tell whether another process has taken the trial over."""
         return self._given_up.is_set()
 
-    def _beat(self) -> None:
-        for beat in itertools.count(1):
-            if self._end.wait(self._seconds):
-                return
-            try:
-                self._trial.set_user_attr(PULSE, beat)
-            except UpdateFinishedTrialError:
-                self._given_up.set()
-                return
-            except Exception:  # the storage is out of reach for a moment: the next beat will tell
-                continue
-
-    def __enter__(self) -> Pulse:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end.set()
-        self._thread.join()
+    def _show(self) -> bool:
+        try:
+            self._trial.set_user_attr(PULSE, next(self._beats))
+        except UpdateFinishedTrialError:
+            self._given_up.set()
+            return False
+        except Exception:
+            pass  # the storage is out of reach for a moment: the next beat will tell
+        return True
 
 
 def whoami() -> list[Any]:

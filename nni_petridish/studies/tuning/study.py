@@ -18,7 +18,7 @@ from nni_petridish.running.process import StopOnInterrupt, set_threads
 from nni_petridish.search.ranges import quiet
 from nni_petridish.search.settings import check_number
 from nni_petridish.studies.pool import run_in_processes
-from nni_petridish.studies.tuning.queue import BEATS, Pulse, Queue
+from nni_petridish.studies.tuning.queue import BEATS, Queue, TrialHeartbeat
 from nni_petridish.studies.tuning.section import PLACE, Section
 from nni_petridish.studies.tuning.settings import Tuning
 from nni_petridish.studies.tuning.storage import open_study
@@ -126,9 +126,9 @@ def _carry_out(
 ) -> None:
     from nni_petridish.studies.tuning.objective import Stopped, run_trial
 
-    with Pulse(trial, tuning.section.lost_after / BEATS) as pulse:
+    with TrialHeartbeat(trial, tuning.section.lost_after / BEATS) as heartbeat:
         try:
-            values = run_trial(tuning, trial, lambda: stop() or pulse.is_given_up())
+            values = run_trial(tuning, trial, lambda: stop() or heartbeat.is_given_up())
             study.tell(trial, values)
         except optuna.TrialPruned:
             study.tell(trial, state=TrialState.PRUNED)
