@@ -42,18 +42,19 @@ from nni_petridish.running.process import keep_freed_memory  # noqa: E402
 from nni_petridish.tasks.language.recipe import LanguageRecipe  # noqa: E402
 from nni_petridish.tasks.language.task import RecurrentTask  # noqa: E402
 from nni_petridish.tasks.language.text import load_text  # noqa: E402
+from nni_petridish.tasks.task import Callbacks, Phase  # noqa: E402
 from search_spaces import RecurrentSpace  # noqa: E402
 from search_spaces.recurrent.network import RecurrentNetwork  # noqa: E402
 
 
-class Phase:
-    """One phase of training, and the average of the weights over its last epoch."""
+class LastEpoch:
+    """The weights of a phase of training, and the average of the weights over its last epoch."""
 
     def __init__(self, net: nn.Module, epochs: int) -> None:
         self.net, self.left, self.steps = net, epochs, 0
         self.average: list[Tensor] = []
 
-    def on_epoch(self, record: object) -> None:
+    def on_epoch(self, phase: str, record: object) -> None:
         self.left -= 1
 
     @torch.no_grad()
@@ -83,17 +84,13 @@ class Phase:
 def train(
     task: RecurrentTask, net: RecurrentNetwork, arm: str, name: str, epochs: int, seed: int
 ) -> None:
-    phase = Phase(net, epochs)
+    last = LastEpoch(net, epochs)
     records = task.train(
         net,
-        phase=name.split()[0],
-        epochs=epochs,
-        seed=seed,
-        label=name,
-        on_epoch=phase.on_epoch,
-        stop=phase.before_step,
+        Phase(name.split()[0], epochs, seed, label=name),
+        Callbacks(last.on_epoch, should_stop=last.before_step),
     )
-    with phase.averaged():
+    with last.averaged():
         averaged = task.evaluate(net)["perplexity"]
     shares = ", ".join(f"{share:+.3f}" for share in net.cell.average().tolist()[1:])
     print(

@@ -33,14 +33,21 @@ def slopes(
         A network with candidates attached, in isolated weak learning.
     losses
         Gives parts of the loss whose sum is L.
+
+    Returns
+    -------
+    dict
+        By key of the α table and shortcut; empty if ``losses`` gives nothing.
     """
     tables = {site.key: site.weak_learner.table for site in sites(net) if site.weak_learner}
     alphas = [table.alpha for table in tables.values()]
     totals = [torch.zeros_like(alpha) for alpha in alphas]
+    known = False
     passes = [table.backward_passes.clone() for table in tables.values()]
     try:
         with evaluation_mode(net):
             for loss in losses(net):
+                known = True
                 for table in tables.values():
                     table.l1_came_with_loss = True  # L alone, without λ Σ|α|
                 for total, gradient in zip(totals, torch.autograd.grad(loss, alphas), strict=True):
@@ -49,6 +56,8 @@ def slopes(
         for table, count in zip(tables.values(), passes, strict=True):
             table.l1_came_with_loss = False
             table.backward_passes.copy_(count)
+    if not known:
+        return {}
     return {
         key: {
             shortcut: float(value)
@@ -136,8 +145,13 @@ def _loss_at(
 def add_predictions(
     diary: dict[str, Any], net: nn.Module, losses: Callable[[nn.Module], Iterable[Tensor]]
 ) -> dict[str, Any]:
-    """Return a diary with ``slope`` beside each α, and the best ``step`` along those selected."""
+    """Return a diary with ``slope`` beside each α, and the best ``step`` along those selected.
+
+    It stays as it is if ``losses`` gives nothing.
+    """
     found, i_max = slopes(net, losses), int(diary["i_max"])
+    if not found:
+        return diary
     tables = {
         key: [{**row, "slope": found[key][row["source"], row["op"]]} for row in rows]
         for key, rows in diary["tables"].items()

@@ -33,7 +33,6 @@ from nni_petridish.nni_adapter.space import Space, growable_space, to_sample
 from nni_petridish.registry import kind_of
 from nni_petridish.running.config import usual_settings
 from nni_petridish.running.coordinator import Coordinator
-from nni_petridish.running.growth import PHASES
 from nni_petridish.running.process import per_machine
 from nni_petridish.running.warm_start import find_start, identity_of, read_start
 from nni_petridish.running.worker import describe_failure
@@ -41,6 +40,7 @@ from nni_petridish.search.ranges import RANGED, Range, make_chooser, split_range
 from nni_petridish.search.records import Done, Growth, ModelRecord
 from nni_petridish.search.search import Chooser, Search
 from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings, check_number
+from nni_petridish.tasks.task import PHASES
 
 # After ours, which know how to import NNI's NAS without its warnings.
 from nni.common.serializer import SerializableObject  # isort: skip

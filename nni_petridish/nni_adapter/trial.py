@@ -90,14 +90,14 @@ def _grow(growth: Growth, folder: str, stopping: Stopping) -> Outcome:
     from nni_petridish.gallery.gallery import Gallery
     from nni_petridish.registry import kind_of
     from nni_petridish.running.config import SearchConfig
-    from nni_petridish.running.growth import Watcher
     from nni_petridish.running.worker import work_on
+    from nni_petridish.tasks.task import Callbacks
 
     gallery = Gallery(folder)
     config = SearchConfig.of_gallery(gallery)
     is_share = kind_of(config.space).MEASURE.is_share
-    watcher = Watcher(report=_reporter(growth, is_share), stop=lambda: stopping.asked)
-    return work_on(growth, gallery, config.load_task, config.plan, watcher)
+    callbacks = Callbacks(_reporter(growth, is_share), should_stop=lambda: stopping.asked)
+    return work_on(growth, gallery, config.load_task, config.plan, callbacks)
 
 
 def _reporter(growth: Growth, is_share: bool) -> Any:

@@ -11,7 +11,6 @@ __getattr__, __dir__, __all__ = attach(
     {
         "Coordinator": ".coordinator",
         "SearchConfig": ".config",
-        "Watcher": ".growth",
         "load_network": ".growth",
         "run_growth": ".growth",
         "run_search": ".runner",
@@ -21,5 +20,5 @@ __getattr__, __dir__, __all__ = attach(
 if TYPE_CHECKING:
     from nni_petridish.running.config import SearchConfig
     from nni_petridish.running.coordinator import Coordinator
-    from nni_petridish.running.growth import Watcher, load_network, run_growth
+    from nni_petridish.running.growth import load_network, run_growth
     from nni_petridish.running.runner import run_search

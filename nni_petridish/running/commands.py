@@ -66,12 +66,12 @@ def _search(options: argparse.Namespace, read_config: ReadConfig, finish: Finish
     config = read_config(options.config)
     config.check_gallery()
     refuse_unless_resuming(config, options.resume)
-    from nni_petridish.running.growth import Watcher
     from nni_petridish.running.progress import Progress
     from nni_petridish.running.runner import run_search
+    from nni_petridish.tasks.task import Callbacks
 
     stopping = StopOnInterrupt()
     with Progress(config.settings.limits.max_models) as progress:
-        watcher = Watcher(stop=stopping.asked, progress=True)
-        search = run_search(config, resume=True, watcher=watcher, on_change=progress.show)
+        callbacks = Callbacks(should_stop=stopping.asked, progress=True)
+        search = run_search(config, resume=True, callbacks=callbacks, on_change=progress.show)
     return finish(search, config.gallery)

@@ -17,8 +17,8 @@ from nni_petridish.core.grow import attach_candidates
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.cost import Cost
 from nni_petridish.tasks.optim import make_optimizer
-from nni_petridish.tasks.task import VisionTask
 from nni_petridish.tasks.training import resolve_device
+from nni_petridish.tasks.vision.task import VisionTask
 
 _STEPS = 3
 

@@ -7,8 +7,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +22,7 @@ from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.search.records import FULL, Growth, Outcome
 from nni_petridish.search.settings import GrowthSettings
-from nni_petridish.tasks.task import Record, Task
-
-PHASES = ("seed", "weak", "final")
-"""Training a seed model; weak learning; training after finalising."""
-
-
-@dataclass(frozen=True)
-class Watcher:
-    """Who looks on while a growth is carried out.
-
-    Parameters
-    ----------
-    report
-        Called after every epoch with the phase and the epoch's record.
-    stop
-        Asked before every step; true ends the growth with `Interrupted`.
-    progress
-        Whether to show progress bars.
-    """
-
-    report: Callable[[str, Record], object] = lambda phase, record: None
-    stop: Callable[[], bool] = lambda: False
-    progress: bool = False
+from nni_petridish.tasks.task import NO_CALLBACKS, PHASES, Callbacks, Phase, Record, Task
 
 
 def run_growth(
@@ -53,7 +30,7 @@ def run_growth(
     task: Task,
     plan: GrowthSettings,
     gallery: Gallery,
-    watcher: Watcher | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Outcome:
     """Carry out a growth and save its model; if it is there already, return its outcome.
 
@@ -64,7 +41,7 @@ def run_growth(
     """
     if gallery.has_model(growth.id):
         return Outcome.from_dict(gallery.load_documents(growth.id)["metrics"])
-    work = _Work(growth, task, plan, gallery.work_folder(growth.id, growth.attempt), watcher)
+    work = _Work(growth, task, plan, gallery.work_folder(growth.id, growth.attempt), callbacks)
     net, diary = work.train_seed() if growth.parent is None else work.grow(gallery, growth.parent)
     outcome = work.measure(net)
     genotype = net.genotype
@@ -98,15 +75,10 @@ class _Work:
     """One growth under way."""
 
     def __init__(
-        self,
-        growth: Growth,
-        task: Task,
-        plan: GrowthSettings,
-        folder: Path,
-        watcher: Watcher | None,
+        self, growth: Growth, task: Task, plan: GrowthSettings, folder: Path, callbacks: Callbacks
     ) -> None:
         self.growth, self.task, self.plan, self.folder = growth, task, plan, folder
-        self.watcher = watcher or Watcher()
+        self.callbacks = callbacks
         self.history: dict[str, list[Record]] = {}
 
     def train_seed(self) -> tuple[nn.Module, dict[str, Any]]:
@@ -132,10 +104,9 @@ class _Work:
 
     def _predict(self, net: nn.Module, diary: dict[str, Any]) -> dict[str, Any]:
         """Note in the diary what the candidates promise, where the task can tell."""
-        losses = getattr(self.task, "validation_losses", None)
-        if losses is None or self.plan.weak_learning != "isolated":
+        if self.plan.weak_learning != "isolated":
             return diary  # joint weak learning has taken its step already
-        return add_predictions(diary, net, losses)
+        return add_predictions(diary, net, self.task.validation_losses)
 
     def measure(self, net: nn.Module) -> Outcome:
         """Evaluate on the validation set and count."""
@@ -153,16 +124,9 @@ class _Work:
         )
 
     def _train(self, net: nn.Module, phase: str, epochs: int) -> None:
+        label, checkpoint = f"{self.growth.id} {phase}", self.folder / phase
         self.history[phase] = self.task.train(
-            net,
-            phase=phase,
-            epochs=epochs,
-            seed=self._seed(phase),
-            label=f"{self.growth.id} {phase}",
-            checkpoint=self.folder / phase,
-            on_epoch=lambda record: self.watcher.report(phase, record),
-            stop=self.watcher.stop,
-            progress=self.watcher.progress,
+            net, Phase(phase, epochs, self._seed(phase), label, checkpoint), self.callbacks
         )
 
     def _l1(self) -> float | L1Schedule:

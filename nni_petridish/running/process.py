@@ -170,7 +170,7 @@ class StopOnInterrupt:
     --------
     ::
 
-        run_search(config, watcher=Watcher(stop=StopOnInterrupt().asked))
+        run_search(config, callbacks=Callbacks(should_stop=StopOnInterrupt().asked))
     """
 
     def __init__(self) -> None:

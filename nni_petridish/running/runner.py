@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 from nni_petridish.errors import Interrupted
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator, refuse_unless_resuming
-from nni_petridish.running.growth import Watcher
 from nni_petridish.running.worker import describe_failure, work_on
 from nni_petridish.search.records import Done, Growth
 from nni_petridish.search.search import Search
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ def run_search(
     config: SearchConfig,
     *,
     resume: bool = False,
-    watcher: Watcher | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
     on_change: Looker = lambda search: None,
 ) -> Search:
     """Run a search to its end, one growth after the other, and return its state.
@@ -37,7 +36,7 @@ def run_search(
     resume
         Whether to go on with a search that the gallery already holds; without it such a gallery
         is refused, so that no two searches get mixed by accident.
-    watcher
+    callbacks
         Told of every epoch, and asked whether to stop; a search that is stopped returns what it
         has, and goes on where it was when it is resumed. (KeyboardInterrupt goes through, so that
         nobody takes half a search for a whole one; it loses nothing either.)
@@ -45,7 +44,6 @@ def run_search(
         Called with the search after every growth, and at the start.
     """
     gallery = config.open_gallery()
-    watcher = watcher or Watcher()
     make_task = functools.cache(config.load_task)
     chooser = config.make_chooser(gallery)
     with Coordinator(gallery, config.settings, chooser) as coordinator:
@@ -54,7 +52,7 @@ def run_search(
         on_change(coordinator.search)
         while isinstance(answer := coordinator.ask(), Growth):
             try:
-                work_on(answer, gallery, make_task, config.plan, replace(watcher))
+                work_on(answer, gallery, make_task, config.plan, callbacks)
             except Interrupted:
                 break
             except Exception as error:

@@ -11,20 +11,19 @@ read when a seed is trained: a search that has its seed needs it no more.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, GalleryError, GenotypeError
 from nni_petridish.gallery.saved_model import SavedModel, from_gallery, read_header, read_model
 from nni_petridish.gallery.select import open_search, select_model
-from nni_petridish.registry import kind_names, kind_of
+from nni_petridish.registry import Measure, kind_names, kind_of
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record, Task
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from nni_petridish.tasks.task import Task
+    from torch import Tensor, nn
 
 _HEADS = ("classifier.", "auxiliary.")
 #: What the data decide, and what is for new growths only.
@@ -55,7 +54,7 @@ def warm_start(task: Task, path: str | os.PathLike[str], id: str | None = None) 
 
 def warm_task(task: Task, start: Mapping[str, Any]) -> Task:
     """Return the task with a model in place of its seed, which is read when it is asked for."""
-    return cast("Task", _WarmTask(task, start))
+    return _WarmTask(task, start)
 
 
 def find_start(
@@ -118,14 +117,16 @@ def _check_space(space: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 
 
 class _WarmTask:
+    """A task whose seed is a given model; all else is the task's own."""
+
     def __init__(self, task: Task, start: Mapping[str, Any]) -> None:
         self._task, self._start = task, dict(start)
         self._model: SavedModel | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)  # copies ask for these before there is a task
-        return getattr(self._task, name)
+    @property
+    def measure(self) -> Measure:
+        """Name and form of the error."""
+        return self._task.measure
 
     def seed(self) -> Genotype:
         """Return the given architecture."""
@@ -143,6 +144,28 @@ class _WarmTask:
         if self._model is not None and genotype == self._model.genotype:
             self._load(net, self._model)
         return net
+
+    def train(
+        self, net: nn.Module, phase: Phase, callbacks: Callbacks = NO_CALLBACKS
+    ) -> list[Record]:
+        """Train in place."""
+        return self._task.train(net, phase, callbacks)
+
+    def steps(self, epochs: int) -> int:
+        """Return the number of steps in so many epochs."""
+        return self._task.steps(epochs)
+
+    def evaluate(self, net: nn.Module) -> Record:
+        """Measure on the validation set."""
+        return self._task.evaluate(net)
+
+    def validation_losses(self, net: nn.Module) -> Iterable[Tensor]:
+        """Yield differentiable parts of the validation loss."""
+        return self._task.validation_losses(net)
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds, parameters)."""
+        return self._task.size(net)
 
     def _load(self, net: nn.Module, model: SavedModel) -> None:
         own, given = net.state_dict(), model.weights

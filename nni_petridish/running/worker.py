@@ -21,9 +21,8 @@ from nni_petridish.search.events import fail_event, release_event
 from nni_petridish.search.records import Growth, Outcome
 
 if TYPE_CHECKING:
-    from nni_petridish.running.growth import Watcher
     from nni_petridish.search.settings import GrowthSettings
-    from nni_petridish.tasks.task import Task
+    from nni_petridish.tasks.task import Callbacks, Task
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ def work_on(
     gallery: Gallery,
     make_task: Callable[[], Task],
     plan: GrowthSettings,
-    watcher: Watcher,
+    callbacks: Callbacks,
 ) -> Outcome:
     """Carry out a growth and journal what became of it.
 
@@ -51,7 +50,7 @@ def work_on(
     Raises
     ------
     Interrupted
-        If `watcher.stop` asked for it; the growth is given back.
+        If `callbacks.should_stop` asked for it; the growth is given back.
     Exception
         If it failed; the failure is in the journal.
     """
@@ -59,13 +58,13 @@ def work_on(
 
     folder = gallery.work_folder(growth.id, growth.attempt)
     try:
-        with beating(folder), _alone(folder, gallery, growth, watcher.stop):
-            return run_growth(growth, make_task(), plan, gallery, watcher)
+        with beating(folder), _alone(folder, gallery, growth, callbacks.should_stop):
+            return run_growth(growth, make_task(), plan, gallery, callbacks)
     except (Interrupted, KeyboardInterrupt):
         gallery.journal.append(release_event(growth.id, growth.attempt))
         raise
     except SystemExit:  # Lightning ends its process by itself when that is told to stop
-        if watcher.stop():
+        if callbacks.should_stop():
             gallery.journal.append(release_event(growth.id, growth.attempt))
         raise
     except Orphaned:

@@ -9,11 +9,13 @@ from nni_petridish._lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "Callbacks": ".task",
         "LanguageRecipe": ".language.recipe",
+        "Phase": ".task",
         "Recipe": ".vision.recipe",
         "RecurrentTask": ".language.task",
         "Task": ".task",
-        "VisionTask": ".task",
+        "VisionTask": ".vision.task",
         "evaluate": ".training",
         "fit": ".training",
         "load_data": ".vision.data",
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from nni_petridish.tasks.language.recipe import LanguageRecipe
     from nni_petridish.tasks.language.task import RecurrentTask
     from nni_petridish.tasks.language.text import load_text
-    from nni_petridish.tasks.task import Task, VisionTask
+    from nni_petridish.tasks.task import Callbacks, Phase, Task
     from nni_petridish.tasks.training import evaluate, fit
     from nni_petridish.tasks.vision.data import load_data
     from nni_petridish.tasks.vision.recipe import Recipe
+    from nni_petridish.tasks.vision.task import VisionTask

@@ -1,30 +1,82 @@
-"""What a growth must know of the problem it works on: the space, the data and how to train."""
+"""The contract between a growth and the problem it works on: space, data and training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from nni_petridish.core.genotype import Genotype
-from nni_petridish.tasks.training import evaluate, fit
-from nni_petridish.tasks.vision.data import DataSet
-from nni_petridish.tasks.vision.recipe import Recipe
-from nni_petridish.tasks.vision.splits import steps_per_epoch
+from nni_petridish.registry import Measure
 
 if TYPE_CHECKING:
-    from search_spaces import VisionSpace
+    from torch import Tensor, nn
+
+    from nni_petridish.core.genotype import Genotype
+
+PHASES = ("seed", "weak", "final")
+"""Training a seed model; weak learning; training after finalizing."""
 
 Record = dict[str, float]
-"""What is known after an epoch: ``epoch``, ``loss``, ``validation_error``, ..."""
+"""The numbers of an epoch: ``epoch``, ``loss``, ``validation_error``, ..."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One training of a network.
+
+    Parameters
+    ----------
+    name
+        The purpose, one of `PHASES`.
+    epochs
+        The length.
+    random_seed
+        The seed of all that is random in it, such as the order of examples.
+    label
+        The name of its progress bar, and of the phase in messages.
+    checkpoint
+        A folder to keep the state in after every epoch, and to go on from if it holds one.
+    """
+
+    name: str
+    epochs: int
+    random_seed: int = 0
+    label: str = "training"
+    checkpoint: Path | None = None
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Callbacks of a growth, and of each training in it.
+
+    Parameters
+    ----------
+    on_epoch
+        Called after every epoch with the name of the phase and the record of the epoch; may raise
+        to end the training.
+    should_stop
+        Asked before every step; true ends the training with `Interrupted`.
+    progress
+        Whether to show progress bars.
+    """
+
+    on_epoch: Callable[[str, Record], object] = lambda phase, record: None
+    should_stop: Callable[[], bool] = lambda: False
+    progress: bool = False
+
+
+NO_CALLBACKS = Callbacks()
+"""Callbacks that do nothing."""
 
 
 class Task(Protocol):
     """A problem that networks are grown for."""
+
+    @property
+    def measure(self) -> Measure:
+        """Name and form of the ``error`` that `evaluate` returns."""
+        ...
 
     def seed(self) -> Genotype:
         """Return the architecture that growth starts from."""
@@ -35,107 +87,32 @@ class Task(Protocol):
         ...
 
     def train(
-        self,
-        net: nn.Module,
-        *,
-        phase: str,
-        epochs: int,
-        seed: int,
-        label: str,
-        checkpoint: Path | None = None,
-        on_epoch: Callable[[Record], object] | None = None,
-        stop: Callable[[], bool] | None = None,
-        progress: bool = False,
+        self, net: nn.Module, phase: Phase, callbacks: Callbacks = NO_CALLBACKS
     ) -> list[Record]:
         """Train in place, candidates or not; go on from the checkpoint if there is one.
 
-        ``phase`` says what the training is for: ``seed``, ``weak`` or ``final``.
+        Returns
+        -------
+        list of Record
+            One for each epoch, those from before an interruption included.
         """
         ...
 
     def steps(self, epochs: int) -> int:
-        """Return how many steps so many epochs are."""
+        """Return the number of steps in so many epochs."""
         ...
 
     def evaluate(self, net: nn.Module) -> Record:
-        """Measure on the validation set; ``error`` is what the search minimises."""
+        """Measure on the validation set; the search minimizes ``error``."""
+        ...
+
+    def validation_losses(self, net: nn.Module) -> Iterable[Tensor]:
+        """Yield differentiable parts of the validation loss, nothing if the task cannot tell.
+
+        Their sum is the loss that `evaluate` measures.
+        """
         ...
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds, parameters)."""
         ...
-
-
-@dataclass(frozen=True)
-class VisionTask:
-    """Image classification with the paper's recipe.
-
-    Parameters
-    ----------
-    space
-        What networks may look like.
-    data
-        Training, validation and test images; the test images are never looked at here.
-    recipe
-        How to train; its number of epochs is replaced by that of each phase.
-    """
-
-    space: VisionSpace
-    data: DataSet
-    recipe: Recipe
-
-    def seed(self) -> Genotype:
-        """Return the space's simplest member."""
-        return self.space.seed()
-
-    def build(self, genotype: Genotype) -> nn.Module:
-        """Build a network with fresh weights."""
-        return self.space.build(genotype)
-
-    def train(
-        self,
-        net: nn.Module,
-        *,
-        phase: str,
-        epochs: int,
-        seed: int,
-        label: str,
-        checkpoint: Path | None = None,
-        on_epoch: Callable[[Record], object] | None = None,
-        stop: Callable[[], bool] | None = None,
-        progress: bool = False,
-    ) -> list[Record]:
-        """Train by the recipe, the same in every phase; measure on the validation set as well."""
-        history = fit(
-            net,
-            self.data.train,
-            replace(self.recipe, epochs=epochs),
-            seed=seed,
-            validation=self.data.validation,
-            on_epoch=on_epoch,
-            checkpoint=checkpoint,
-            progress=progress,
-            label=label,
-            stop=stop,
-        )
-        return list(history.records)
-
-    def steps(self, epochs: int) -> int:
-        """Return how many steps so many epochs are."""
-        return epochs * steps_per_epoch(len(self.data.train), self.recipe.batch_size)
-
-    def evaluate(self, net: nn.Module) -> Record:
-        """Return error, accuracy and loss on the validation images."""
-        metrics = evaluate(net, self.data.validation, self.recipe)
-        return {"error": metrics.error, "accuracy": metrics.accuracy, "loss": metrics.loss}
-
-    def validation_losses(self, net: nn.Module) -> Iterator[Tensor]:
-        """Yield differentiable parts of the validation loss; their sum is what `evaluate` says."""
-        device, n = next(net.parameters()).device, len(self.data.validation)
-        split = self.data.validation.to(device)
-        for raw, labels in split.batches(self.recipe.batch_size):
-            yield F.cross_entropy(net(split.normalise(raw)), labels, reduction="sum") / n
-
-    def size(self, net: nn.Module) -> tuple[int, int]:
-        """Return (multiply-adds of one image, parameters)."""
-        return self.space.size(net)

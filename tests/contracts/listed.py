@@ -17,10 +17,11 @@ from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.task import RecurrentTask
 from nni_petridish.tasks.language.text import Corpus
-from nni_petridish.tasks.task import Task, VisionTask
+from nni_petridish.tasks.task import Task
 from nni_petridish.tasks.vision.data import DataSet
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.splits import TensorSplit, pixel_statistics
+from nni_petridish.tasks.vision.task import VisionTask
 from search_spaces import RecurrentSpace, VisionSpace
 from search_spaces.any_model.genotype import ModelGenotype
 from search_spaces.linear import LinearGenotype, LinearSpace

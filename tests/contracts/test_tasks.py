@@ -12,6 +12,7 @@ from torch import nn
 
 from nni_petridish import attach_candidates
 from nni_petridish.errors import Interrupted
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase
 from tests.contracts.listed import TASKS
 
 
@@ -27,14 +28,18 @@ def seed_net(task: Any) -> nn.Module:
     return net
 
 
-def train(task: Any, net: nn.Module, **more: Any) -> list[Any]:
+def train(
+    task: Any, net: nn.Module, callbacks: Callbacks = NO_CALLBACKS, checkpoint: Path | None = None
+) -> list[Any]:
     """Train for two epochs and return the records."""
-    arguments = {"phase": "weak", "epochs": 2, "seed": 3, "label": "contract", **more}
-    return list(task.train(net, **arguments))
+    phase = Phase("weak", 2, random_seed=3, label="contract", checkpoint=checkpoint)
+    return list(task.train(net, phase, callbacks))
 
 
-def trained(task: Any, net: nn.Module, **more: Any) -> nn.Module:
-    train(task, net, **more)
+def trained(
+    task: Any, net: nn.Module, callbacks: Callbacks = NO_CALLBACKS, checkpoint: Path | None = None
+) -> nn.Module:
+    train(task, net, callbacks, checkpoint)
     return net
 
 
@@ -50,13 +55,8 @@ def test_training_goes_on_from_its_checkpoint_bit_for_bit(task: Any, tmp_path: P
     epochs: list[Any] = []
     parts = attach_candidates(seed_net(task))
     with pytest.raises(Interrupted):
-        trained(
-            task,
-            parts,
-            checkpoint=tmp_path,
-            on_epoch=epochs.append,
-            stop=lambda: len(epochs) == 1,
-        )
+        halting = Callbacks(lambda phase, record: epochs.append(record), lambda: len(epochs) == 1)
+        trained(task, parts, halting, tmp_path)
     assert len(epochs) == 1
     assert not same(parts, whole)
     torch.manual_seed(99)
@@ -66,8 +66,10 @@ def test_training_goes_on_from_its_checkpoint_bit_for_bit(task: Any, tmp_path: P
 
 def test_training_reports_every_epoch(task: Any) -> None:
     seen: list[Any] = []
-    records = train(task, seed_net(task), on_epoch=seen.append)
-    assert [record["epoch"] for record in records] == [record["epoch"] for record in seen] == [1, 2]
+    callbacks = Callbacks(lambda phase, record: seen.append((phase, record["epoch"])))
+    records = train(task, seed_net(task), callbacks)
+    assert [record["epoch"] for record in records] == [1, 2]
+    assert seen == [("weak", 1), ("weak", 2)]
     assert all(math.isfinite(record["loss"]) for record in records)
 
 

@@ -38,13 +38,14 @@ from nni_petridish.nni_adapter.space import growable_space, model_space
 from nni_petridish.nni_adapter.strategy import Petridish
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator
-from nni_petridish.running.growth import Watcher, run_growth
+from nni_petridish.running.growth import run_growth
 from nni_petridish.running.runner import run_search
 from nni_petridish.search.records import Growth
 from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
-from nni_petridish.tasks.task import VisionTask
+from nni_petridish.tasks.task import Callbacks
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
+from nni_petridish.tasks.vision.task import VisionTask
 from search_spaces import RecurrentSpace, VisionSpace
 from tests.support import nni_evaluators as users
 
@@ -484,11 +485,11 @@ def test_finished_phases_are_not_trained_again(tmp_path: Path) -> None:
 
     with pytest.raises(Interrupted):
         run_growth(
-            child, task, plan, gallery, Watcher(lambda phase, record: seen.append(phase), stop)
+            child, task, plan, gallery, Callbacks(lambda phase, record: seen.append(phase), stop)
         )
     assert seen == ["weak", "final"]
     seen.clear()
-    outcome = run_growth(child, task, plan, gallery, Watcher(lambda p, record: seen.append(p)))
+    outcome = run_growth(child, task, plan, gallery, Callbacks(lambda p, record: seen.append(p)))
     assert seen == ["final", "final"]
     straight = Gallery.create(tmp_path / "straight", {}, {})
     run_growth(Growth("g00000", None, 1, 0.01, 2), task, plan, straight)

@@ -22,9 +22,10 @@ from nni_petridish.gallery.select import open_search
 from nni_petridish.results.report import hull_table, lineage_table, write_report
 from nni_petridish.results.report.cells import draw_cells
 from nni_petridish.results.report.diary import loss_at_selection_and_end, predicted_change
-from nni_petridish.tasks.task import VisionTask
+from nni_petridish.tasks.task import Phase
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
+from nni_petridish.tasks.vision.task import VisionTask
 from search_spaces import VisionSpace
 from tests.support.small_gallery import MODELS, recurrent_gallery, vision_gallery
 
@@ -224,7 +225,7 @@ def test_the_best_step_lowers_the_loss_by_what_it_says() -> None:
     task = VisionTask(space, data, Recipe.named("digits", device="cpu"))
     torch.manual_seed(0)
     net = attach_candidates(space.build(space.seed()))
-    task.train(net, phase="seed", epochs=2, seed=0, label="")
+    task.train(net, Phase("seed", epochs=2))
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     i_max = len(sites(net)[0].eligible_shortcuts())  # all of them: then it is x_c that is added
     total = sum(

@@ -9,12 +9,13 @@ from nni_petridish import Genotype
 from nni_petridish.errors import DamagedModelError, Interrupted, TrainingError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.running.coordinator import Coordinator
-from nni_petridish.running.growth import Watcher, load_network, run_growth
+from nni_petridish.running.growth import load_network, run_growth
 from nni_petridish.search.records import Growth
 from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
-from nni_petridish.tasks.task import VisionTask
+from nni_petridish.tasks.task import Callbacks
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
+from nni_petridish.tasks.vision.task import VisionTask
 from search_spaces import VisionSpace
 
 PLAN = GrowthSettings(seed_epochs=3, weak_epochs=2, final_epochs=2)
@@ -46,9 +47,9 @@ def same_models(a: Gallery, b: Gallery, id: str) -> bool:
 def test_a_growth_leaves_a_complete_model(tmp_path: Path) -> None:
     task, gallery = digits_task(), new_gallery(tmp_path / "a")
     seen: list[tuple[str, int]] = []
-    watcher = Watcher(report=lambda phase, record: seen.append((phase, int(record["epoch"]))))
+    callbacks = Callbacks(on_epoch=lambda phase, record: seen.append((phase, int(record["epoch"]))))
     for growth in (SEED, CHILD):
-        outcome = run_growth(growth, task, PLAN, gallery, watcher)
+        outcome = run_growth(growth, task, PLAN, gallery, callbacks)
         net = load_network(task, gallery, growth.id)
         assert task.evaluate(net)["error"] == pytest.approx(outcome.error)
         assert task.size(net) == (outcome.multiply_adds, outcome.parameters)
@@ -79,10 +80,10 @@ def test_an_interrupted_growth_ends_as_if_it_had_not_been(tmp_path: Path, stop_a
         run_growth(SEED, task, PLAN, gallery)
     run_growth(CHILD, task, PLAN, straight)
     with pytest.raises(Interrupted):
-        run_growth(CHILD, task, PLAN, halting, Watcher(count, lambda: epochs >= stop_after))
+        run_growth(CHILD, task, PLAN, halting, Callbacks(count, lambda: epochs >= stop_after))
     assert not halting.has_model(CHILD.id)
     epochs = 0
-    run_growth(CHILD, task, PLAN, halting, Watcher(count))
+    run_growth(CHILD, task, PLAN, halting, Callbacks(count))
     assert epochs == 4 - stop_after
     assert same_models(straight, halting, CHILD.id)
 
@@ -150,3 +151,26 @@ def test_a_whole_search_runs_through_the_coordinator(tmp_path: Path) -> None:
             run_growth(growth, task, PLAN, gallery)
         assert len(coordinator.search.models()) == 4
         assert coordinator.search.hull()[0].id == "g00000"
+
+
+class SilentTask(VisionTask):
+    """A task that cannot tell its validation loss."""
+
+    def validation_losses(self, net: torch.nn.Module) -> tuple[()]:
+        return ()
+
+
+def test_candidates_promise_nothing_where_the_task_cannot_tell(tmp_path: Path) -> None:
+    task, plan = digits_task(), GrowthSettings(seed_epochs=1, weak_epochs=1, final_epochs=1)
+    diaries = []
+    for name, one in (("told", task), ("silent", SilentTask(task.space, task.data, task.recipe))):
+        gallery = new_gallery(tmp_path / name)
+        for growth in (SEED, CHILD):
+            run_growth(growth, one, plan, gallery)
+        diaries.append(gallery.load_documents(CHILD.id)["alphas"])
+    told, silent = diaries
+    assert "step" in told
+    assert "step" not in silent
+    assert [row.keys() - {"slope"} for row in told["tables"]["normal"]] == [
+        row.keys() for row in silent["tables"]["normal"]
+    ]

@@ -14,9 +14,9 @@ from nni_petridish.cli import main
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.running.config import SearchConfig
-from nni_petridish.running.growth import Watcher
 from nni_petridish.running.runner import run_search
 from nni_petridish.search.search import Search
+from nni_petridish.tasks.task import Callbacks
 from tests.support.chaos import check_gallery, finished_models, write_config
 
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -43,11 +43,11 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     config = SearchConfig.from_yaml(write_config(tmp_path / "halting", models=3))
     for stop_after in (1, 2, 2, 3):
         epochs: list[str] = []
-        watcher = Watcher(
-            report=lambda phase, record, epochs=epochs: epochs.append(phase),
-            stop=lambda epochs=epochs, n=stop_after: len(epochs) >= n,
+        callbacks = Callbacks(
+            on_epoch=lambda phase, record, epochs=epochs: epochs.append(phase),
+            should_stop=lambda epochs=epochs, n=stop_after: len(epochs) >= n,
         )
-        run_search(config, resume=True, watcher=watcher)
+        run_search(config, resume=True, callbacks=callbacks)
     run_search(config, resume=True)
     check_gallery(config, 3)
     documents = [

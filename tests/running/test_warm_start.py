@@ -17,7 +17,7 @@ from nni_petridish.running.growth import run_growth
 from nni_petridish.running.warm_start import warm_start
 from nni_petridish.search.records import Growth
 from nni_petridish.search.settings import GrowthSettings
-from nni_petridish.tasks.task import VisionTask
+from nni_petridish.tasks.vision.task import VisionTask
 from tests.support.chaos import write_config
 from tests.support.small_gallery import recurrent_gallery, vision_gallery
 

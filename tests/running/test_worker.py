@@ -10,12 +10,12 @@ from nni_petridish.errors import Interrupted, Orphaned, TrainingError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.running import worker
 from nni_petridish.running.coordinator import Coordinator
-from nni_petridish.running.growth import Watcher
 from nni_petridish.running.worker import HeartbeatWatch, beating, work_on
 from nni_petridish.search.records import Growth
 from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
-from nni_petridish.tasks.task import VisionTask
+from nni_petridish.tasks.task import Callbacks
 from nni_petridish.tasks.vision.recipe import Recipe
+from nni_petridish.tasks.vision.task import VisionTask
 from tests.running.test_growth import digits_task
 
 PLAN = GrowthSettings(seed_epochs=2, weak_epochs=1, final_epochs=1)
@@ -37,19 +37,19 @@ def test_a_growth_that_fails_is_tried_once_more_and_then_dropped(gallery: Galler
     task = digits_task()
     wild = VisionTask(task.space, task.data, Recipe.named("digits", lr=1e12, device="cpu"))
     with Coordinator(gallery, SETTINGS) as coordinator:
-        work_on(ask(coordinator), gallery, lambda: task, PLAN, Watcher())
+        work_on(ask(coordinator), gallery, lambda: task, PLAN, Callbacks())
         first = ask(coordinator)
         with pytest.raises(TrainingError):
-            work_on(first, gallery, lambda: wild, PLAN, Watcher())
+            work_on(first, gallery, lambda: wild, PLAN, Callbacks())
         again = ask(coordinator)
         assert (again.id, again.parent, again.attempt) == (first.id, first.parent, 2)
         assert again.seed != first.seed
         with pytest.raises(TrainingError):
-            work_on(again, gallery, lambda: wild, PLAN, Watcher())
+            work_on(again, gallery, lambda: wild, PLAN, Callbacks())
         other = ask(coordinator)
         assert other.id != first.id
         assert "not finite" in coordinator.search.dropped()[first.id]
-        work_on(other, gallery, lambda: task, PLAN, Watcher())
+        work_on(other, gallery, lambda: task, PLAN, Callbacks())
         assert gallery.model_ids() == ["g00000", other.id]
 
 
@@ -63,7 +63,7 @@ def test_out_of_memory_and_any_exception_are_failures_with_their_reason(gallery:
     with Coordinator(gallery, SETTINGS) as coordinator:
         for make_task in (out_of_memory, broken):
             with pytest.raises((MemoryError, RuntimeError)):
-                work_on(ask(coordinator), gallery, make_task, PLAN, Watcher())
+                work_on(ask(coordinator), gallery, make_task, PLAN, Callbacks())
         coordinator.sync()
         assert coordinator.search.dropped() == {"g00000": "RuntimeError: two lines"}
     events = [e for e in gallery.journal.read_all() if e["event"] == "fail"]
@@ -81,11 +81,11 @@ def test_a_growth_that_is_stopped_is_given_back_and_one_without_a_manager_is_not
     with Coordinator(gallery, SETTINGS) as coordinator:
         growth = ask(coordinator)
         with pytest.raises(Orphaned):
-            work_on(growth, gallery, lambda: task, PLAN, Watcher(report=nobody_there))
+            work_on(growth, gallery, lambda: task, PLAN, Callbacks(on_epoch=nobody_there))
         coordinator.sync()
         assert coordinator.search.running() == [growth]
         with pytest.raises(Interrupted):
-            work_on(growth, gallery, lambda: task, PLAN, Watcher(stop=lambda: True))
+            work_on(growth, gallery, lambda: task, PLAN, Callbacks(should_stop=lambda: True))
         assert ask(coordinator) == growth
 
 
@@ -94,15 +94,15 @@ def test_a_damaged_parent_is_quarantined_and_the_search_goes_on(gallery: Gallery
     settings = SearchSettings(seeds=2, limits=Limits(max_models=4))
     with Coordinator(gallery, settings) as coordinator:
         for _ in range(2):
-            work_on(ask(coordinator), gallery, lambda: task, PLAN, Watcher())
+            work_on(ask(coordinator), gallery, lambda: task, PLAN, Callbacks())
         growth = ask(coordinator)
         path = gallery.folder / "models" / str(growth.parent) / "weights.safetensors"
         path.write_bytes(b"x" + path.read_bytes()[1:])
         with pytest.raises(Exception, match=r"checksum|damaged"):
-            work_on(growth, gallery, lambda: task, PLAN, Watcher())
+            work_on(growth, gallery, lambda: task, PLAN, Callbacks())
         other = ask(coordinator)
         assert other.parent not in (None, growth.parent)
-        work_on(other, gallery, lambda: task, PLAN, Watcher())
+        work_on(other, gallery, lambda: task, PLAN, Callbacks())
         assert growth.parent not in gallery.model_ids()
         assert other.id in gallery.model_ids()
 
@@ -115,8 +115,8 @@ def test_two_workers_on_one_growth_make_one_model(gallery: Gallery) -> None:
         epochs = []
 
         def work() -> None:
-            watcher = Watcher(report=lambda phase, record: epochs.append(phase))
-            outcomes.append(work_on(growth, gallery, lambda: task, PLAN, watcher))
+            callbacks = Callbacks(on_epoch=lambda phase, record: epochs.append(phase))
+            outcomes.append(work_on(growth, gallery, lambda: task, PLAN, callbacks))
 
         workers = [threading.Thread(target=work) for _ in range(2)]
         for thread in workers:

@@ -24,8 +24,8 @@ from nni_petridish.studies.ablations.cli import PICTURE_FILE, RUNS_FILE, TABLES_
 from nni_petridish.studies.ablations.paper import PAPER
 from nni_petridish.studies.ablations.settings import Ablations, Run
 from nni_petridish.studies.ablations.tables import findings, table_rows
-from nni_petridish.tasks.task import VisionTask
 from nni_petridish.tasks.vision.data import _SOURCES
+from nni_petridish.tasks.vision.task import VisionTask
 from search_spaces.vision.genotype import VisionGenotype
 from tests.support.chaos import write_config
 

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import nni
 import torch
@@ -19,9 +18,10 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from nni_petridish.nni_adapter.evaluators.lengths import TaskEvaluator
-from nni_petridish.tasks.task import Record, Task, VisionTask
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record, Task
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
+from nni_petridish.tasks.vision.task import VisionTask
 from search_spaces import VisionSpace
 
 QUIET = {
@@ -215,9 +215,11 @@ class Silent(TaskEvaluator):
 
 
 class SilentTask(VisionTask):
-    def train(self, net: nn.Module, **options: Any) -> list[Record]:
+    def train(
+        self, net: nn.Module, phase: Phase, callbacks: Callbacks = NO_CALLBACKS
+    ) -> list[Record]:
         record = {"epoch": 1.0, "loss": 0.5}
-        options["on_epoch"](record)
+        callbacks.on_epoch(phase.name, record)
         return [record]
 
 

@@ -18,13 +18,14 @@ from nni_petridish.errors import ConfigError, DataError, Interrupted, TrainingEr
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.kernels.cross_entropy import linear_cross_entropy
 from nni_petridish.registry import kind_of
-from nni_petridish.running.growth import Watcher, load_network, run_growth
+from nni_petridish.running.growth import load_network, run_growth
 from nni_petridish.search.records import Growth
 from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.task import RecurrentTask
 from nni_petridish.tasks.language.text import Corpus
 from nni_petridish.tasks.language.training import evaluate_language, fit_language
+from nni_petridish.tasks.task import Callbacks, Phase
 from search_spaces import RecurrentSpace
 from search_spaces.recurrent.genotype import RecurrentGenotype
 from search_spaces.recurrent.network import RecurrentNetwork
@@ -318,18 +319,15 @@ def test_a_task_grows_from_seed_to_child(tmp_path: Path) -> None:
     task = RecurrentTask(RecurrentSpace(WORDS, 8), corpus(), RECIPE)
     torch.manual_seed(0)
     net = task.build(task.seed())
-    run = {"seed": 1, "progress": False}
-    records = task.train(
-        net, phase="seed", epochs=2, label="seed", checkpoint=tmp_path / "a", **run
-    )
+    records = task.train(net, Phase("seed", 2, random_seed=1, checkpoint=tmp_path / "a"))
     assert len(records) == 2
     before = task.evaluate(net)
     attach_candidates(net, 0.01)
-    task.train(net, phase="weak", epochs=1, label="weak", **run)
+    task.train(net, Phase("weak", 1, random_seed=1))
     at_finalising = task.evaluate(net)
     genotype = finalize_candidates(net, i_max=1)
     assert task.evaluate(net)["loss"] == pytest.approx(at_finalising["loss"], abs=1e-6)
-    task.train(net, phase="final", epochs=2, label="final", **run)
+    task.train(net, Phase("final", 2, random_seed=1))
     after = task.evaluate(net)
     assert genotype.growths == 1
     assert after["error"] < before["error"]
@@ -359,7 +357,7 @@ def test_steps_are_about_what_training_takes() -> None:
         taken += 1
         return False
 
-    task.train(task.build(task.seed()), phase="seed", epochs=4, seed=0, label="", stop=count)
+    task.train(task.build(task.seed()), Phase("seed", 4), Callbacks(should_stop=count))
     assert task.steps(4) == pytest.approx(taken, rel=0.25)
 
 
@@ -396,7 +394,7 @@ def test_a_found_cell_trains_from_scratch_with_the_plain_mean() -> None:
     genotype = RecurrentGenotype([("relu", 0), ("tanh", 1), ("sigmoid", 1)])
     net = task.build_final(genotype)
     before = task.evaluate(net)["error"]
-    task.train(net, phase="final", epochs=5, seed=0, label="final")
+    task.train(net, Phase("final", 5))
     assert task.evaluate(net)["error"] < before
     assert net.cell.average().tolist() == pytest.approx([1 / 3] * 3)
 
@@ -425,7 +423,7 @@ def test_growths_are_carried_out_resumably_like_any_other(tmp_path: Path) -> Non
     for growth in growths:
         while not galleries[1].has_model(growth.id):
             with contextlib.suppress(Killed):
-                run_growth(growth, task, plan, galleries[1], Watcher(report=kill))
+                run_growth(growth, task, plan, galleries[1], Callbacks(on_epoch=kill))
     for growth in growths:
         (own, documents), (its, others) = (g.load_model(growth.id) for g in galleries)
         assert documents["genotype"] == others["genotype"]

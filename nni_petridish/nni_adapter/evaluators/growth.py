@@ -17,13 +17,13 @@ from nni_petridish.nni_adapter.evaluators.task import EvaluatorTask, Metric
 from nni_petridish.nni_adapter.metrics import Reporter
 from nni_petridish.nni_adapter.space import Space
 from nni_petridish.nni_adapter.trial import Stopping
-from nni_petridish.running.growth import Watcher, load_network
+from nni_petridish.running.growth import load_network
 from nni_petridish.running.process import set_threads
 from nni_petridish.running.warm_start import warm_task
 from nni_petridish.running.worker import work_on
 from nni_petridish.search.records import Growth, Outcome
 from nni_petridish.search.settings import GrowthSettings
-from nni_petridish.tasks.task import Record, Task
+from nni_petridish.tasks.task import Callbacks, Record, Task
 
 _PICKLE_SIZE = 64 * 1024  # NNI's own limit for what it sends to trials
 
@@ -91,8 +91,8 @@ class GrowthEvaluator(Evaluator):
             except Exception as problem:
                 raise Orphaned(f"NNI does not answer ({problem}).") from problem
 
-        watcher = Watcher(report, stop=lambda: stopping.asked)
-        outcome = work_on(self.growth, gallery, self._task, self.plan, watcher)
+        callbacks = Callbacks(report, should_stop=lambda: stopping.asked)
+        outcome = work_on(self.growth, gallery, self._task, self.plan, callbacks)
         reporter.final(self._final(outcome))
         return outcome
 

@@ -7,13 +7,13 @@ with it, and the L1 term reaches α by itself.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, Interrupted, TrainingError
@@ -27,8 +27,9 @@ from nni_petridish.nni_adapter.evaluators.lengths import (
 )
 from nni_petridish.nni_adapter.metrics import Listener, listening, to_record
 from nni_petridish.nni_adapter.space import Space
+from nni_petridish.registry import ERROR, Measure
 from nni_petridish.tasks.checkpoint import fits, load_checkpoint, restore, save_checkpoint
-from nni_petridish.tasks.task import Record
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record
 
 OPTIMIZE = ("auto", "maximize", "minimize")
 
@@ -61,11 +62,16 @@ class Metric:
         if self.error is not None and not callable(self.error):
             raise ConfigError(f"error must be a function of the metric but got {self.error!r}.")
 
+    def measure(self, evaluator: Any) -> Measure:
+        """Return name and form of the error that an evaluator's metric becomes."""
+        is_share = self.error is None and not self._is_error(evaluator)
+        return ERROR if is_share else Measure("error", is_share=False)
+
     def to_error(self, value: float, evaluator: Any) -> float:
         """Return the error that belongs to a value of the metric."""
         if self.error is not None:
             return float(self.error(value))
-        if self.optimize == "minimize" or (self.optimize == "auto" and is_minimised(evaluator)):
+        if self._is_error(evaluator):
             return value
         if value > 1:
             raise TrainingError(
@@ -73,6 +79,9 @@ class Metric:
                 " optimize='minimize', or error to a function that makes an error of it."
             )
         return 1 - value
+
+    def _is_error(self, evaluator: Any) -> bool:
+        return self.optimize == "minimize" or (self.optimize == "auto" and is_minimised(evaluator))
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,14 @@ class EvaluatorTask:
     metric: Metric = field(default_factory=Metric)
     _trained: _Trained | None = None
 
+    @property
+    def measure(self) -> Measure:
+        """Name and form of the error of a trained network."""
+        evaluator = self.evaluators["final"]
+        if isinstance(evaluator, TaskEvaluator):
+            return evaluator.task(self.space).measure
+        return self.metric.measure(evaluator)
+
     def seed(self) -> Genotype:
         """Return the space's simplest member."""
         return self.space.seed()
@@ -115,44 +132,15 @@ class EvaluatorTask:
         return self.space.build(genotype)
 
     def train(
-        self,
-        net: nn.Module,
-        *,
-        phase: str,
-        epochs: int,
-        seed: int,
-        label: str,
-        checkpoint: Path | None = None,
-        on_epoch: Callable[[Record], object] | None = None,
-        stop: Callable[[], bool] | None = None,
-        progress: bool = False,
+        self, net: nn.Module, phase: Phase, callbacks: Callbacks = NO_CALLBACKS
     ) -> list[Record]:
         """Train with the evaluator of the phase."""
-        evaluator = self.evaluators[phase]
+        evaluator = self.evaluators[phase.name]
         if isinstance(evaluator, TaskEvaluator):
-            task = evaluator.task(self.space)
-            records = task.train(
-                net,
-                phase=phase,
-                epochs=epochs,
-                seed=seed,
-                label=label,
-                checkpoint=checkpoint,
-                on_epoch=on_epoch,
-                stop=stop,
-                progress=progress,
-            )
-            self._trained = _Trained(weakref.ref(net), phase, records[-1])
-            return records
-        facts = {"seed": seed, "epochs": epochs}
-        restored = None if checkpoint is None else _restored(net, checkpoint, facts)
-        if restored is not None:
-            records = restored
+            records = evaluator.task(self.space).train(net, phase, callbacks)
         else:
-            records = self._run(evaluator, net, epochs, seed, label, on_epoch, stop)
-            if checkpoint is not None:
-                save_checkpoint(checkpoint, net, _no_optimizer(net), facts | {"records": records})
-        self._trained = _Trained(weakref.ref(net), phase, records[-1])
+            records = self._train_once(evaluator, net, phase, callbacks)
+        self._trained = _Trained(weakref.ref(net), phase.name, records[-1])
         return records
 
     def steps(self, epochs: int) -> int:
@@ -180,28 +168,32 @@ class EvaluatorTask:
         record = {name: value for name, value in trained.last.items() if name != "epoch"}
         return {"error": self.metric.to_error(record["metric"], evaluator), **record}
 
-    @property
-    def validation_losses(self) -> Any:
-        """What the weak phase's own task has by this name; other evaluators cannot tell."""
+    def validation_losses(self, net: nn.Module) -> Iterable[Tensor]:
+        """Return those of the weak phase's own task; other evaluators cannot tell."""
         evaluator = self.evaluators["weak"]
         if not isinstance(evaluator, TaskEvaluator):
-            raise AttributeError("validation_losses")
-        task: Any = evaluator.task(self.space)
-        return task.validation_losses
+            return ()
+        return evaluator.task(self.space).validation_losses(net)
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters)."""
         return self.space.size(net)
 
+    def _train_once(
+        self, evaluator: Any, net: nn.Module, phase: Phase, callbacks: Callbacks
+    ) -> list[Record]:
+        """Run the evaluator, unless the checkpoint says that this was done."""
+        folder, facts = phase.checkpoint, {"seed": phase.random_seed, "epochs": phase.epochs}
+        restored = None if folder is None else _restored(net, folder, facts)
+        if restored is not None:
+            return restored
+        records = self._run(evaluator, net, phase, callbacks)
+        if folder is not None:
+            save_checkpoint(folder, net, _no_optimizer(net), facts | {"records": records})
+        return records
+
     def _run(
-        self,
-        evaluator: Any,
-        net: nn.Module,
-        epochs: int,
-        seed: int,
-        label: str,
-        on_epoch: Callable[[Record], object] | None,
-        stop: Callable[[], bool] | None,
+        self, evaluator: Any, net: nn.Module, phase: Phase, callbacks: Callbacks
     ) -> list[Record]:
         records: list[Record] = []
 
@@ -209,18 +201,17 @@ class EvaluatorTask:
             record = to_record(value, self.metric.name)
             record["epoch"] = current_epoch(evaluator) or len(records) + 1
             records.append(record)
-            if on_epoch is not None:
-                on_epoch(dict(record))
-            if stop is not None and stop():
-                raise Interrupted(f"{label} was stopped at epoch {record['epoch']:g}.")
+            callbacks.on_epoch(phase.name, dict(record))
+            if callbacks.should_stop():
+                raise Interrupted(f"{phase.label} was stopped at epoch {record['epoch']:g}.")
 
         listener = Listener(hear)
         net.train()
-        with listening(listener), seeded(seed):
-            trained = run_evaluator(evaluator, net, epochs)
+        with listening(listener), seeded(phase.random_seed):
+            trained = run_evaluator(evaluator, net, phase.epochs)
         if listener.last is None:
             raise TrainingError(
-                f"the evaluator must report a metric to NNI but {label} ended without any."
+                f"the evaluator must report a metric to NNI but {phase.label} ended without any."
             )
         last = to_record(listener.last, self.metric.name)
         return _one_per_epoch(records, trained, last)

@@ -27,6 +27,7 @@ from nni_petridish.tasks.distributed import World
 from nni_petridish.tasks.language.recipe import FINAL_DIFFERENCES, LanguageRecipe
 from nni_petridish.tasks.language.task import RecurrentTask
 from nni_petridish.tasks.language.text import Corpus, load_text
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase
 from nni_petridish.tasks.training import resolve_device
 from search_spaces import RecurrentSpace
 from search_spaces.recurrent.genotype import RecurrentGenotype
@@ -119,13 +120,14 @@ class LanguageFinalTraining(Repetitions[Corpus]):
         net = task.build_final(self.genotype)
         history = task.train(
             net,
-            phase="final",
-            epochs=self.recipe.epochs,
-            seed=seed,
-            label=f"{self.model} run {repetition}",
-            checkpoint=home / "checkpoint",
-            stop=stop,
-            progress=progress,
+            Phase(
+                "final",
+                self.recipe.epochs,
+                seed,
+                label=f"{self.model} run {repetition}",
+                checkpoint=home / "checkpoint",
+            ),
+            Callbacks(should_stop=stop or NO_CALLBACKS.should_stop, progress=progress),
         )
         tested, (multiply_adds, parameters) = task.test(net), self.size()
         result = {

@@ -143,10 +143,10 @@ def _take(run: Run, stop: Callable[[], bool], failed: set[Path], on_run: Told) -
 
 def carry_out(run: Run, stop: Callable[[], bool]) -> dict[str, Any] | None:
     """Search, train what was found, and write the result; None if it was stopped in the search."""
-    from nni_petridish.running.growth import Watcher
     from nni_petridish.running.runner import run_search
+    from nni_petridish.tasks.task import Callbacks
 
-    search = run_search(run.config, resume=True, watcher=Watcher(stop=stop))
+    search = run_search(run.config, resume=True, callbacks=Callbacks(should_stop=stop))
     if stop():
         return None
     where = f"{run.name}/{run.config.gallery.name}"

@@ -15,11 +15,11 @@ from optuna.trial import Trial
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.select import best_within, found_within
-from nni_petridish.running.growth import Watcher
 from nni_petridish.running.runner import run_search
 from nni_petridish.search.search import Search
 from nni_petridish.studies.tuning.queue import first_number
 from nni_petridish.studies.tuning.settings import Tuning
+from nni_petridish.tasks.task import Callbacks
 
 SEARCHES, SECONDS = "searches", "seconds"
 LOCK_FILE = ".trial.lock"
@@ -78,7 +78,7 @@ def run_trial(tuning: Tuning, trial: Trial, stop: Callable[[], bool]) -> list[fl
             search = run_search(
                 config,
                 resume=True,
-                watcher=Watcher(stop=stop),
+                callbacks=Callbacks(should_stop=stop),
                 on_change=lambda search: reports.look(search, found),
             )
             trial.set_user_attr(SECONDS, round(time.monotonic() - began, 1))

@@ -160,8 +160,8 @@ def make_recipe(values: Mapping[str, Any]) -> Recipe:
 
 def load_task(space: Mapping[str, Any], data: Mapping[str, Any], recipe: Recipe) -> Task:
     """Load the images and make the task."""
-    from nni_petridish.tasks.task import VisionTask
     from nni_petridish.tasks.vision.data import load_data
+    from nni_petridish.tasks.vision.task import VisionTask
 
     options = {key: value for key, value in space.items() if key != "space"}
     images = load_data(**data)
