@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from nni_petridish.core.grow import attach_candidates
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.cost import Cost
+from nni_petridish.tasks.device import resolve_device
 from nni_petridish.tasks.optim import make_optimizer
-from nni_petridish.tasks.training import resolve_device
 from nni_petridish.tasks.vision.task import VisionTask
 
 _STEPS = 3
@@ -26,7 +26,7 @@ _STEPS = 3
 def measure_cost(config: SearchConfig) -> Cost:
     """Train the seed for a few steps, then its candidates along with it, on the recipe's device."""
     task: Any = config.load_task()
-    device = resolve_device(config.recipe)
+    device = resolve_device(config.recipe.device)
     net = task.build(task.seed()).to(device)
     step = _image_step if isinstance(task, VisionTask) else _text_step
     plain = _seconds(step(task, net, device))
@@ -48,7 +48,10 @@ def _image_step(task: VisionTask, net: nn.Module, device: torch.device) -> Calla
     batch = task.recipe.batch_size
     images = torch.rand(batch, *task.space.image_shape, device=device)
     labels = torch.zeros(batch, dtype=torch.int64, device=device)
-    optimizer = make_optimizer(net, task.recipe)
+    recipe = task.recipe
+    optimizer = make_optimizer(
+        net, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+    )
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)

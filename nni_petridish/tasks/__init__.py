@@ -16,8 +16,8 @@ __getattr__, __dir__, __all__ = attach(
         "RecurrentTask": ".language.task",
         "Task": ".task",
         "VisionTask": ".vision.task",
-        "evaluate": ".training",
-        "fit": ".training",
+        "evaluate": ".vision.training",
+        "fit": ".vision.training",
         "load_data": ".vision.data",
         "load_text": ".language.text",
     },
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nni_petridish.tasks.language.task import RecurrentTask
     from nni_petridish.tasks.language.text import load_text
     from nni_petridish.tasks.task import Callbacks, Phase, Task
-    from nni_petridish.tasks.training import evaluate, fit
     from nni_petridish.tasks.vision.data import load_data
     from nni_petridish.tasks.vision.recipe import Recipe
     from nni_petridish.tasks.vision.task import VisionTask
+    from nni_petridish.tasks.vision.training import evaluate, fit

@@ -18,8 +18,8 @@ from nni_petridish.results.retrain import training as final
 from nni_petridish.results.retrain.repetitions import summary
 from nni_petridish.results.retrain.setup import final_training
 from nni_petridish.results.retrain.training import FinalTraining, widest
-from nni_petridish.tasks.training import evaluate
 from nni_petridish.tasks.vision.data import load_data
+from nni_petridish.tasks.vision.training import evaluate
 from search_spaces import VisionSpace
 from tests.support.small_gallery import recurrent_gallery, vision_gallery
 
@@ -69,7 +69,7 @@ def test_all_training_images_are_used_and_the_test_set_is_looked_at_once(
     monkeypatch.setattr(final, "evaluate", counted)
     monkeypatch.setattr(final, "load_data", load)
     monkeypatch.setattr(
-        "nni_petridish.tasks.training.evaluate", None
+        "nni_petridish.tasks.vision.training.evaluate", None
     )  # no look during the training
     training = final_training(gallery.folder, **{**SMALL, "epochs": 1}, changes={"batch_size": 499})
     (result,) = training.run(tmp_path / "a")

@@ -17,9 +17,9 @@ from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.results.retrain.file import read_final_file
 from nni_petridish.results.retrain.setup import final_training
 from nni_petridish.results.retrain.training import size_of
-from nni_petridish.tasks.training import evaluate
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
+from nni_petridish.tasks.vision.training import evaluate
 from search_spaces import VisionSpace
 from tests.support.small_gallery import vision_gallery
 from tests.tasks.test_data import write_folder

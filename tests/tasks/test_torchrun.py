@@ -19,10 +19,10 @@ import nni_petridish
 from nni_petridish.errors import ConfigError
 from nni_petridish.nni_adapter.nnictl import free_port
 from nni_petridish.tasks.distributed import World
-from nni_petridish.tasks.training import fit
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.splits import steps_per_epoch
+from nni_petridish.tasks.vision.training import fit
 from tests.support.small_gallery import vision_gallery
 from tests.tasks.test_data import write_folder
 

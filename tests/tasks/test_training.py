@@ -20,12 +20,13 @@ from nni_petridish import attach_candidates, sites
 from nni_petridish.core import candidate_parameters
 from nni_petridish.errors import ConfigError, DataError, Interrupted, TrainingError
 from nni_petridish.tasks.checkpoint import FILE, load_checkpoint, unique_state
+from nni_petridish.tasks.loop import History
 from nni_petridish.tasks.optim import clip_groups, make_optimizer
-from nni_petridish.tasks.training import History, Recipe, evaluate, fit
 from nni_petridish.tasks.vision.augment import Augmentation, cutout, shift_and_flip
 from nni_petridish.tasks.vision.data import load_data
-from nni_petridish.tasks.vision.recipe import DIFFERENCES
+from nni_petridish.tasks.vision.recipe import DIFFERENCES, Recipe
 from nni_petridish.tasks.vision.splits import TensorSplit, pixel_statistics
+from nni_petridish.tasks.vision.training import evaluate, fit
 from search_spaces import VisionSpace
 
 QUICK = Recipe(epochs=4, batch_size=8, cutout=3, crop_padding=1, drop_path_keep=0.8, device="cpu")
@@ -150,7 +151,7 @@ def test_flagged_parameters_are_not_decayed() -> None:
     net = Small()
     decay = {
         id(p): group["weight_decay"]
-        for group in make_optimizer(net, QUICK).param_groups
+        for group in make_optimizer(net, lr=0.1, weight_decay=2e-4).param_groups
         for p in group["params"]
     }
     assert {id(p) for p in net.parameters()} == decay.keys()

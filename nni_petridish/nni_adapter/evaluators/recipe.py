@@ -11,10 +11,10 @@ from torch import nn
 from nni_petridish.errors import ConfigError
 from nni_petridish.nni_adapter.evaluators.lengths import TaskEvaluator
 from nni_petridish.tasks.task import Task
-from nni_petridish.tasks.training import evaluate, fit
 from nni_petridish.tasks.vision.data import DataSet, load_data
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.task import VisionTask
+from nni_petridish.tasks.vision.training import evaluate, fit
 
 
 @nni.trace

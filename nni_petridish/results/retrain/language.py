@@ -23,12 +23,12 @@ from nni_petridish.results.retrain.repetitions import Repetitions
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.search.checks import prefix
 from nni_petridish.search.settings import check_number
+from nni_petridish.tasks.device import resolve_device
 from nni_petridish.tasks.distributed import World
 from nni_petridish.tasks.language.recipe import FINAL_DIFFERENCES, LanguageRecipe
 from nni_petridish.tasks.language.task import RecurrentTask
 from nni_petridish.tasks.language.text import Corpus, load_text
 from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase
-from nni_petridish.tasks.training import resolve_device
 from search_spaces import RecurrentSpace
 from search_spaces.recurrent.genotype import RecurrentGenotype
 
@@ -90,7 +90,7 @@ class LanguageFinalTraining(Repetitions[Corpus]):
 
     def check_world(self, world: World) -> None:
         """Refuse a device that is not there, and several processes."""
-        resolve_device(self.recipe)
+        resolve_device(self.recipe.device)
         if world.size > 1:
             raise ConfigError(f"A language model trains in one process but there are {world.size}.")
 

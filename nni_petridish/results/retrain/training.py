@@ -19,10 +19,11 @@ from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery.files import to_json
 from nni_petridish.results.retrain.repetitions import Repetitions
+from nni_petridish.tasks.device import resolve_device
 from nni_petridish.tasks.distributed import World
-from nni_petridish.tasks.training import evaluate, fit, resolve_device
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
+from nni_petridish.tasks.vision.training import evaluate, fit
 from search_spaces import VisionSpace
 from search_spaces.vision.genotype import VisionGenotype
 
@@ -92,7 +93,7 @@ class FinalTraining(Repetitions["DataSet"]):
 
     def check_world(self, world: World) -> None:
         """Refuse a device that is not there, and processes that cannot share the batch."""
-        resolve_device(self.recipe)
+        resolve_device(self.recipe.device)
         world.share(self.recipe.batch_size)
 
     def load(self) -> DataSet:

@@ -1,34 +1,33 @@
 """Training a language model as DARTS does: locked dropout, SGD, then averaged SGD.
 
-Candidates attached to the model train along. A run is determined by network, text, recipe and seed,
-to the bit on a CPU, and so is one interrupted and continued: every epoch seeds its own random
-numbers and starts from the initial state, and the checkpoint holds the rest.
+Candidates attached to the model train along, clipped apart. Every epoch starts from the initial
+state.
 """
 
 from __future__ import annotations
 
 import math
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from nni_petridish.core.grow import candidate_parameters
 from nni_petridish.core.modes import evaluation_mode
-from nni_petridish.errors import ConfigError, Interrupted, TrainingError
-from nni_petridish.tasks.checkpoint import fits, load_checkpoint, restore, save_checkpoint
+from nni_petridish.errors import TrainingError
+from nni_petridish.tasks.checkpoint import fits, restore
+from nni_petridish.tasks.device import resolve_device
+from nni_petridish.tasks.distributed import ALONE, World
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.text import to_columns
-from nni_petridish.tasks.optim import clip_gradients
-from nni_petridish.tasks.training import History, Record, resolve_device
+from nni_petridish.tasks.loop import Bar, History, Steps, check_seed, run
+from nni_petridish.tasks.optim import clip_gradients, clip_groups, make_optimizer
+from nni_petridish.tasks.task import Record
 
 __all__ = [
     "LanguageMetrics",
@@ -43,7 +42,7 @@ _DEVIATION, _SHORTEST, _LONGER = 5, 5, 20
 
 
 class LanguageModel(Protocol):
-    """What a network must offer beside being a module."""
+    """The methods of a network that can be trained on text."""
 
     def set_dropout(self, **rates: float) -> None:
         """Set the rates of dropout by name."""
@@ -59,7 +58,7 @@ class LanguageModel(Protocol):
 
 
 class LanguageMetrics(NamedTuple):
-    """What `evaluate_language` measured: mean cross-entropy in nats, and its exponential."""
+    """Result of `evaluate_language`: mean cross-entropy in nats, and its exponential."""
 
     loss: float
     perplexity: float
@@ -112,38 +111,20 @@ def fit_language(
     TrainingError
         As soon as the loss is not finite.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed must be a whole number of at least 0 but got {seed!r}.")
-    device = resolve_device(recipe)
+    check_seed(seed)
+    device = resolve_device(recipe.device)
     net.to(device)
-    run = _Run(net, to_columns(train, recipe.batch_size).to(device), recipe, seed)
-    folder = None if checkpoint is None else Path(checkpoint)
-    records = [] if folder is None else run.resume(folder)
-    start = len(records)
-    bar = tqdm(
-        total=run.steps * recipe.epochs,
-        initial=start * run.steps,
-        desc=label,
-        unit="word",
-        unit_scale=recipe.batch_size,
-        mininterval=0.5,
-        disable=None if progress else True,  # None: shown on terminals only
+    columns = to_columns(train, recipe.batch_size).to(device)
+    return run(
+        _Trainer(net, columns, recipe, seed, validation),
+        recipe.epochs,
+        seed,
+        on_epoch=on_epoch,
+        checkpoint=checkpoint,
+        progress=progress,
+        label=label,
+        stop=stop,
     )
-    devices = [torch.cuda.current_device()] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), bar:
-        for epoch in range(start, recipe.epochs):
-            bar.set_description(f"{label}, epoch {epoch + 1}/{recipe.epochs}", refresh=False)
-            record = run.epoch(epoch, bar, stop)
-            if validation is not None:
-                run.validate(record, validation, records)
-            records.append(record)
-            if folder is not None:
-                run.save(folder, records)
-            if on_epoch is not None:
-                on_epoch(dict(record))
-    run.average.settle()
-    net.train()
-    return History(tuple(records), start)
 
 
 def evaluate_language(
@@ -176,83 +157,99 @@ def language_losses(net: nn.Module, text: Tensor, recipe: LanguageRecipe) -> Ite
         yield model.loss(dropped, targets) * (len(targets) / (len(columns) - 1))
 
 
-class _Run:
-    """One training run: what stays the same over its epochs."""
+class _Trainer:
+    """One training on a text."""
 
-    def __init__(self, net: nn.Module, text: Tensor, recipe: LanguageRecipe, seed: int) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        text: Tensor,
+        recipe: LanguageRecipe,
+        seed: int,
+        validation: Tensor | None,
+    ) -> None:
         self.net, self.model, self.text = net, cast(LanguageModel, net), text
-        self.recipe, self.seed = recipe, seed
+        self.recipe, self.validation = recipe, validation
         self.steps = len(text) - 1
+        self.bar = Bar(self.steps, "word", recipe.batch_size)
         self.model.set_dropout(**recipe.dropout())
-        self.optimizer = _make_optimizer(net, recipe)
-        self.clip_groups = _clip_groups(net)
+        self.optimizer = make_optimizer(
+            net, lr=recipe.lr, weight_decay=recipe.weight_decay, scalar_lr=recipe.scalar_lr
+        )
+        self.clip_groups = clip_groups(net, scalars_apart=True)
         self.average = _Average(net)
         settings = asdict(recipe)
         for name in ("device", "epochs"):  # a run may move elsewhere, and go on
             del settings[name]
-        self.facts = {"seed": seed, "words": text.numel(), "recipe": settings}
+        self._identity = {"seed": seed, "words": text.numel(), "recipe": settings}
 
-    def save(self, folder: Path, records: list[Record]) -> None:
-        facts = {"records": records, "averaged_steps": self.average.steps}
-        save_checkpoint(folder, self.average, self.optimizer, self.facts | facts)
+    @property
+    def state(self) -> nn.Module:
+        """The network, and the average of its weights if there is one."""
+        return self.average
 
-    def resume(self, folder: Path) -> list[Record]:
-        """Restore what `folder` holds; return the records of the epochs done."""
-        found = load_checkpoint(folder)
-        if found is None:
-            return []
-        tensors, facts = found
-        records: list[Record] = facts.pop("records", [])
+    @property
+    def world(self) -> World:
+        """A language model trains in one process."""
+        return ALONE
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the text."""
+        return self.text.device
+
+    def facts(self) -> dict[str, Any]:
+        """Return what identifies the run, and how many steps were averaged."""
+        return self._identity | {"averaged_steps": self.average.steps}
+
+    def resume(self, tensors: dict[str, Tensor], facts: dict[str, Any], epochs: int) -> bool:
+        """Restore weights and averages of the same run, which may have been for fewer epochs."""
         steps = facts.pop("averaged_steps", None)
         average = _Average(self.net)
         if steps is not None:
             average.begin(steps)
-        same = facts == self.facts and len(records) <= self.recipe.epochs
+        same = facts == self._identity and epochs <= self.recipe.epochs
         if not same or not fits(tensors, average, self.optimizer):
-            warnings.warn(
-                f"{folder} holds a checkpoint of another run; training starts anew.", stacklevel=3
-            )
-            return []
+            return False
         restore(tensors, average, self.optimizer)
         self.average = average
-        return records
+        return True
 
-    def epoch(self, epoch: int, bar: tqdm[Any], stop: Callable[[], bool] | None) -> Record:
-        """Train for one epoch, counted from 0."""
-        began = time.perf_counter()
-        seeds = np.random.SeedSequence((self.seed, epoch)).generate_state(2, np.uint64)
-        torch.manual_seed(int(seeds[1]))  # dropout draws from here
+    def epoch(self, epoch: int, seed: int, steps: Steps) -> Record:
+        """Read the text once, in stretches of random length."""
         state = self.model.initial_state(self.text.shape[1])
         total, done = 0.0, 0
-        self.net.train()
-        for i, length in self._stretches(np.random.default_rng(int(seeds[0]))):
-            if stop is not None and stop():
-                raise Interrupted(f"training was stopped at epoch {epoch + 1}, word {i}.")
+        for i, length in self._stretches(np.random.default_rng(seed)):
+            steps.before(f"word {i}")
             targets = self.text[i + 1 : i + 1 + length]
             loss, state = self._step(self.text[i : i + len(targets)], targets, state)
             if not math.isfinite(loss):
                 raise TrainingError(f"the loss is not finite at epoch {epoch + 1}, word {i}.")
             total, done = total + loss * len(targets), done + len(targets)
-            if bar.update(len(targets)):
-                bar.set_postfix_str(f"perplexity {_perplexity(total / done):.1f}", refresh=False)
+            mean = total / done
+            steps.after(len(targets), partial("perplexity {:.1f}".format, _perplexity(mean)))
         return {
-            "epoch": epoch + 1,
             "loss": total / done,
             "error": _perplexity(total / done),
             "lr": self.recipe.lr,
             "averaged": float(self.average.steps is not None),
-            "seconds": time.perf_counter() - began,
         }
 
-    def validate(self, record: Record, text: Tensor, before: list[Record]) -> None:
+    def validate(self, before: list[Record]) -> Record:
         """Measure the averaged weights, or the weights; begin to average if they got no better."""
+        if self.validation is None:
+            return {}
         with self.average.in_place():
-            metrics = evaluate_language(self.net, text, self.recipe)
-        record |= {"validation_loss": metrics.loss, "validation_error": metrics.perplexity}
+            metrics = evaluate_language(self.net, self.validation, self.recipe)
         losses = [r["validation_loss"] for r in before if "validation_loss" in r]
         old = losses[: -self.recipe.patience]
         if self.average.steps is None and old and metrics.loss > min(old):
             self.average.begin()
+        return {"validation_loss": metrics.loss, "validation_error": metrics.perplexity}
+
+    def finish(self) -> None:
+        """Give the network the averaged weights."""
+        self.average.settle()
 
     def _stretches(self, random: np.random.Generator) -> Iterator[tuple[int, int]]:
         """Cut the text into stretches of random length; yield where each begins, and its length."""
@@ -331,45 +328,6 @@ class _Average(nn.Module):
     def _pairs(self) -> list[tuple[Tensor, nn.Parameter]]:
         parameters = enumerate(self.net.parameters())
         return [(self.get_buffer(f"average_{i}"), parameter) for i, parameter in parameters]
-
-
-def _make_optimizer(net: nn.Module, recipe: LanguageRecipe) -> torch.optim.SGD:
-    """Return SGD; α, η and the like have their own learning rate and no weight decay."""
-    scalars = _scalars(net)
-    trained = [p for p in net.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [p for p in trained if id(p) not in scalars],
-            "base_lr": recipe.lr,
-            "weight_decay": recipe.weight_decay,
-        },
-        {"params": [p for p in trained if id(p) in scalars], "base_lr": recipe.scalar_lr},
-    ]
-    return torch.optim.SGD([group for group in groups if group["params"]], lr=recipe.lr, fused=True)
-
-
-def _clip_groups(net: nn.Module) -> list[list[nn.Parameter]]:
-    """Return the network's weights, its η, the candidates' weights, and α.
-
-    Weak learning must not be noticed by the network, so the candidates are clipped apart. So are α
-    and η: single numbers with gradients of the size of a whole weight matrix's, and λ besides,
-    would take the steps of all weights away.
-    """
-    scalars, candidates = _scalars(net), {id(p) for p in candidate_parameters(net)}
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for parameter in net.parameters():
-        if parameter.requires_grad:
-            kind = (id(parameter) in candidates, id(parameter) in scalars)
-            groups.setdefault(kind, []).append(parameter)
-    return list(groups.values())
-
-
-def _scalars(net: nn.Module) -> set[int]:
-    return {
-        id(getattr(module, name))
-        for module in net.modules()
-        for name in getattr(module, "no_weight_decay", ())
-    }
 
 
 def _perplexity(loss: float) -> float:

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.registry import ERROR, Measure
 from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record
-from nni_petridish.tasks.training import evaluate, fit
 from nni_petridish.tasks.vision.data import DataSet
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.splits import steps_per_epoch
+from nni_petridish.tasks.vision.training import evaluate, fit
 
 if TYPE_CHECKING:
     from search_spaces import VisionSpace

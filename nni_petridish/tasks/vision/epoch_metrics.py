@@ -14,8 +14,8 @@ from nni_petridish.tasks.distributed import World
 _CUDA_CHECK_EVERY = 50
 
 
-class Tally:
-    """Running sums of an epoch, kept on the device: to read one from a GPU is to wait for it."""
+class EpochMetrics:
+    """Running sums of an epoch, kept on the device: reading one from a GPU waits for it."""
 
     def __init__(self, epoch: int, device: torch.device) -> None:
         self.epoch, self.steps, self.images = epoch, 0, 0

@@ -1,0 +1,201 @@
+"""The training loop: epochs, checkpoints, validation, progress; the same for every problem.
+
+Whatever is attached to a network trains along with it: the loop knows nothing of weak learners. A
+`Trainer` knows the problem: its batches, its step, and what it measures.
+
+A run is determined by network, data, recipe and seed, to the bit on a CPU (on CUDA as far as
+`torch.use_deterministic_algorithms` goes), and so is one interrupted and continued: every epoch
+seeds its own random numbers, and the checkpoint holds the rest.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from nni_petridish.errors import ConfigError, Interrupted, TrainingError
+from nni_petridish.tasks.checkpoint import load_checkpoint, save_checkpoint
+from nni_petridish.tasks.distributed import World
+from nni_petridish.tasks.task import Record
+
+
+@dataclass(frozen=True)
+class History:
+    """One record per epoch, those from before an interruption included.
+
+    Each holds ``epoch`` (from 1), ``loss``, ``error``, ``lr``, ``seconds``, and if validated
+    ``validation_loss`` and ``validation_error``. `resumed_at` epochs were read from the checkpoint.
+    """
+
+    records: tuple[Record, ...]
+    resumed_at: int = 0
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The progress bar of a training.
+
+    Parameters
+    ----------
+    length
+        Units in an epoch.
+    unit
+        The name of a unit.
+    scale
+        The number of these units that one unit of ``length`` is shown as.
+    """
+
+    length: int
+    unit: str
+    scale: int = 1
+
+
+class Steps:
+    """The steps of an epoch under way: a place to stop, and the progress bar."""
+
+    def __init__(self, epoch: int, bar: tqdm[Any], should_stop: Callable[[], bool] | None) -> None:
+        self._epoch, self._bar, self._should_stop = epoch, bar, should_stop
+
+    def before(self, place: str) -> None:
+        """Raise `Interrupted`, naming the place, if the training shall stop before a step."""
+        if self._should_stop is not None and self._should_stop():
+            raise Interrupted(f"training was stopped at epoch {self._epoch + 1}, {place}.")
+
+    def after(self, done: int, describe: Callable[[], str]) -> None:
+        """Advance the bar; it is described when it is drawn, since reading a GPU waits for it."""
+        if self._bar.update(done):
+            self._bar.set_postfix_str(describe(), refresh=False)
+
+
+class Trainer(Protocol):
+    """The part of a training that depends on the problem."""
+
+    @property
+    def net(self) -> nn.Module:
+        """The network that is trained."""
+        ...
+
+    @property
+    def state(self) -> nn.Module:
+        """The module whose state a checkpoint holds: the network, and what is kept about it."""
+        ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, whose momenta a checkpoint holds."""
+        ...
+
+    @property
+    def world(self) -> World:
+        """The processes that train together."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        ...
+
+    @property
+    def bar(self) -> Bar:
+        """The progress bar."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint must know beside tensors and records, as plain data."""
+        ...
+
+    def resume(self, tensors: dict[str, Tensor], facts: dict[str, Any], epochs: int) -> bool:
+        """Restore a checkpoint after so many epochs; return False if it is of another run."""
+        ...
+
+    def epoch(self, epoch: int, seed: int, steps: Steps) -> Record:
+        """Train for one epoch, counted from 0, in the order that the seed gives; return numbers."""
+        ...
+
+    def validate(self, before: list[Record]) -> Record:
+        """Return the numbers of the validation, none without; ``before`` has earlier epochs."""
+        ...
+
+    def finish(self) -> None:
+        """Give the network its last weights."""
+        ...
+
+
+def run(
+    trainer: Trainer,
+    epochs: int,
+    seed: int,
+    *,
+    on_epoch: Callable[[Record], object] | None,
+    checkpoint: str | Path | None,
+    progress: bool,
+    label: str,
+    stop: Callable[[], bool] | None,
+) -> History:
+    """Train to the end, from the checkpoint on if there is one; `fit` explains the parameters."""
+    net, world = trainer.net, trainer.world
+    folder = None if checkpoint is None else Path(checkpoint)
+    records = [] if folder is None else _resume(trainer, folder)
+    start, length = len(records), trainer.bar.length
+    devices = [torch.cuda.current_device()] if trainer.device.type == "cuda" else []
+    bar = tqdm(
+        total=length * epochs,
+        initial=start * length,
+        desc=label,
+        unit=trainer.bar.unit,
+        unit_scale=trainer.bar.scale if trainer.bar.scale > 1 else False,
+        mininterval=0.5,
+        disable=None if progress and world.is_main else True,  # None: shown on terminals only
+    )
+    with torch.random.fork_rng(devices), bar:
+        for epoch in range(start, epochs):
+            bar.set_description(f"{label}, epoch {epoch + 1}/{epochs}", refresh=False)
+            began = time.perf_counter()
+            order, noise = np.random.SeedSequence((seed, epoch)).generate_state(2, np.uint64)
+            # Drop-path and dropout draw from here, in each process for its own examples.
+            torch.manual_seed((int(noise) + world.rank) % 2**64)
+            net.train()
+            numbers = trainer.epoch(epoch, int(order), Steps(epoch, bar, stop))
+            record = {"epoch": epoch + 1, **numbers, "seconds": time.perf_counter() - began}
+            records.append(record | trainer.validate(records))
+            if folder is not None and world.is_main:
+                facts = trainer.facts() | {"records": records}
+                save_checkpoint(folder, trainer.state, trainer.optimizer, facts)
+            if on_epoch is not None:
+                on_epoch(dict(records[-1]))
+    trainer.finish()
+    net.train()
+    return History(tuple(records), start)
+
+
+def check_seed(seed: int) -> None:
+    """Raise `ConfigError` unless this is a seed."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed must be a whole number of at least 0 but got {seed!r}.")
+
+
+def _resume(trainer: Trainer, folder: Path) -> list[Record]:
+    """Restore the checkpoint in a folder; return the records of the epochs done."""
+    found = load_checkpoint(folder)
+    known = None if found is None else len(found[1].get("records", []))
+    if trainer.world.on_main(lambda: known) != known:  # also waits until all have read it
+        raise TrainingError(f"{folder} must be a folder that all processes share.")
+    if found is None:
+        return []
+    tensors, facts = found
+    records: list[Record] = facts.pop("records", [])
+    if not trainer.resume(tensors, facts, len(records)):
+        warnings.warn(
+            f"{folder} holds a checkpoint of another run; training starts anew.", stacklevel=4
+        )
+        return []
+    return records
