@@ -425,8 +425,8 @@ train(Small(), replace(QUICK, epochs=60), checkpoint={folder!r}, on_epoch=tell)
 
 def test_killed_at_any_moment_it_continues_to_the_same_end(tmp_path: Path) -> None:
     recipe = replace(QUICK, epochs=60)
-    here = Path(__file__).parents[1]
-    code = KILLED.format(paths=[str(here), str(here.parent)], folder=str(tmp_path))
+    here = Path(__file__).parent
+    code = KILLED.format(paths=[str(here), str(here.parents[1])], folder=str(tmp_path))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
