@@ -54,8 +54,8 @@ def test_training_goes_on_from_its_checkpoint_bit_for_bit(task: Any, tmp_path: P
     assert same(whole, again)
     epochs: list[Any] = []
     parts = attach_candidates(seed_net(task))
+    halting = Callbacks(lambda phase, record: epochs.append(record), lambda: len(epochs) == 1)
     with pytest.raises(Interrupted):
-        halting = Callbacks(lambda phase, record: epochs.append(record), lambda: len(epochs) == 1)
         trained(task, parts, halting, tmp_path)
     assert len(epochs) == 1
     assert not same(parts, whole)
