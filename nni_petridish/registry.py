@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ARGUMENTS = "tuner.classArgs"
-"""Where in a configuration the arguments of a search stand."""
+"""Place of the arguments of a search in a configuration."""
 
 
 @dataclass(frozen=True)

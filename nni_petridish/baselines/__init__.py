@@ -1,1 +1,1 @@
-"""What Petridish is compared with: feature selection, and NNI's own strategies."""
+"""Methods that Petridish is compared with: feature selection, and NNI's own strategies."""

@@ -55,7 +55,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Recovery:
-    """What `Gallery.recover` did: ids put into the journal or quarantined, leftovers removed."""
+    """Result of `Gallery.recover`: ids put into the journal or quarantined, leftovers removed."""
 
     journalled: tuple[str, ...]
     quarantined: tuple[str, ...]

@@ -76,7 +76,7 @@ def load_model(path: str | os.PathLike[str], id: str | None = None) -> nn.Module
         net = nni_petridish.load_model("galleries/digits")
         logits = net(images)
 
-    ``net.facts["normalisation"]`` has the ``mean`` and ``std`` that images were normalised by, in
+    ``net.facts["normalisation"]`` has the ``mean`` and ``std`` that images were normalized by, in
     units of pixels from 0 to 255, where they are known.
     """
     path = Path(path)

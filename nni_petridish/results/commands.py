@@ -80,7 +80,7 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pixels",
         action="store_true",
-        help="onnx, torch_export: take pixels of 0 to 255 and normalise inside",
+        help="onnx, torch_export: take pixels of 0 to 255 and normalize inside",
     )
 
 
@@ -192,18 +192,18 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _chosen_model(options: argparse.Namespace) -> SavedModel:
-    """Return the model of a gallery that is meant, with what its images are normalised by."""
+    """Return the model of a gallery that is meant, with what its images are normalized by."""
     from dataclasses import replace
 
     from nni_petridish.gallery.saved_model import from_gallery
-    from nni_petridish.results.export import measure_normalisation
+    from nni_petridish.results.export import measure_normalization
     from nni_petridish.running.config import SearchConfig
 
     gallery, search = open_search(options.gallery)
     model = from_gallery(options.gallery, selected(search, options).id)
     if not (gallery.folder / "config.json").exists():
         return model
-    known = measure_normalisation(SearchConfig.of_gallery(gallery))
+    known = measure_normalization(SearchConfig.of_gallery(gallery))
     return replace(model, facts={**model.facts, "normalisation": known})
 
 

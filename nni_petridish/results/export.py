@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 FORMATS = ("state_dict", "onnx", "torch_export")
 TOLERANCE = 1e-4
-"""How far the outputs of an exported file may be from PyTorch's."""
+"""Largest allowed difference between the outputs of an exported file and PyTorch's."""
 
 
 def export_model(model: SavedModel, path: Path, format: str, pixels: bool = False) -> None:
@@ -39,7 +39,7 @@ def export_model(model: SavedModel, path: Path, format: str, pixels: bool = Fals
         ``torch_export`` (read by ``torch.export.load``). Both are run, with another batch size, and
         compared with PyTorch before they are kept.
     pixels
-        Of ``onnx`` and ``torch_export``: put the normalisation into the network, which then takes
+        Of ``onnx`` and ``torch_export``: put the normalization into the network, which then takes
         pixels from 0 to 255.
     """
     if format not in FORMATS:
@@ -79,7 +79,7 @@ def _or_one_line(path: Path, write: Callable[[], Result]) -> Result:
         raise ConfigError(f"Cannot write {path}: {error.strerror or error}.") from error
 
 
-def measure_normalisation(config: Any) -> dict[str, list[float]] | None:
+def measure_normalization(config: Any) -> dict[str, list[float]] | None:
     """Return mean and std of each channel, in pixels; None where the data are not at hand."""
     try:
         data = config.load_task().data

@@ -1,4 +1,4 @@
-"""What a search will cost, before it starts: size of the seed, time and memory of a growth.
+"""Cost of a search, before it starts: size of the seed, time and memory of a growth.
 
 The size comes from formulas and needs no torch. Time and memory are measured, a few training steps
 of the seed with and without candidates, and remembered for this machine: asked again, the answer
@@ -25,7 +25,7 @@ from nni_petridish.running.process import cores
 from nni_petridish.search.settings import GrowthSettings
 
 _KEPT = 100
-"""How many measurements are remembered."""
+"""Number of measurements that are remembered."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Carry out one growth: parent, weak learning, finalising, training, and the model saved.
+"""Carry out one growth: parent, weak learning, finalizing, training, and the model saved.
 
 This is the one function that every front calls. It can be killed at any moment and called again:
 what was trained is taken from its checkpoints, and what is random depends on the growth's seed
@@ -83,7 +83,7 @@ class _Work:
 
     def train_seed(self) -> tuple[nn.Module, dict[str, Any]]:
         """Train a seed model: from scratch, or where the task's seed has weights from those."""
-        self._randomise("seed")
+        self._randomize("seed")
         net = self.task.build(self.task.seed())
         if self.plan.seed_epochs:
             self._train(net, "seed", self.plan.seed_epochs)
@@ -91,14 +91,14 @@ class _Work:
 
     def grow(self, gallery: Gallery, parent: str) -> tuple[nn.Module, dict[str, Any]]:
         """Grow the parent by one weak learner per site (Algorithms 1 and 2)."""
-        self._randomise("weak")  # a network may be built with what its candidates start from
+        self._randomize("weak")  # a network may be built with what its candidates start from
         net = load_network(self.task, gallery, parent)
-        self._randomise("weak")
+        self._randomize("weak")
         attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
         self._train(net, "weak", self.plan.weak_epochs)
         diary = self._predict(net, {"i_max": self.growth.i_max, "tables": alpha_tables(net)})
         finalize_candidates(net, self.growth.i_max)
-        self._randomise("final")
+        self._randomize("final")
         self._train(net, "final", self.plan.final_epochs)
         return net, diary
 
@@ -139,5 +139,5 @@ class _Work:
         # Growth seeds are below 2³¹; distinct phases of distinct growths get distinct seeds.
         return self.growth.seed * len(PHASES) + PHASES.index(phase)
 
-    def _randomise(self, phase: str) -> None:
+    def _randomize(self, phase: str) -> None:
         torch.manual_seed(self._seed(phase))

@@ -17,7 +17,7 @@ from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks
 _log = logging.getLogger(__name__)
 
 Looker = Callable[[Search], object]
-"""Who is shown the state of the search whenever it has changed."""
+"""Callback that gets the state of the search whenever it has changed."""
 
 
 def run_search(

@@ -200,7 +200,7 @@ def choose_parent(
     Looping is not needed. In one pass the k-th model is taken with probability
     ``w_k = p_k (1 - p_1) ... (1 - p_{k-1})``, and none with probability ``r = 1 - Σ w``. Passes are
     independent, so the k-th model is taken in the end with probability
-    ``w_k (1 + r + r² + ...) = w_k / (1 - r) = w_k / Σ w``: one draw from the normalised weights of
+    ``w_k (1 + r + r² + ...) = w_k / (1 - r) = w_k / Σ w``: one draw from the normalized weights of
     the first pass has the same distribution, and its cost does not grow with n.
 
     Parameters

@@ -35,7 +35,7 @@ STARTUP = 4
 
 @dataclass(frozen=True)
 class Range:
-    """Where a setting may lie, both ends included."""
+    """Range of a setting, both ends included."""
 
     low: float
     high: float

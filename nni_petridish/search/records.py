@@ -54,7 +54,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a growth.
+    """Outcome of a growth.
 
     Parameters
     ----------

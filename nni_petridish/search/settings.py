@@ -16,7 +16,7 @@ from nni_petridish.search.records import Growth
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a search stops; None sets no limit.
+    """Limits of a search; None sets no limit.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What a search needs to know; the numbers are the paper's for CIFAR-10.
+    """Settings of a search; the numbers are the paper's for CIFAR-10.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class GrowthSettings:
     Parameters
     ----------
     seed_epochs, weak_epochs, final_epochs
-        Epochs of a seed model, of weak learning, and after finalising.
+        Epochs of a seed model, of weak learning, and after finalizing.
     l1_schedule
         λ over weak learning: ``"constant"``, or a ramp ``"linear"`` or ``"cosine"`` up to λ.
     weak_learning

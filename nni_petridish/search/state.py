@@ -1,4 +1,4 @@
-"""What a search knows: the facts about every growth, and the hull that follows from them.
+"""State of a search: the facts about every growth, and the hull that follows from them.
 
 The state changes by events alone. It keeps facts (handed out, failed, finished, ...) and derives
 the rest from them, so events of different writers may come in any order: the state is the same.

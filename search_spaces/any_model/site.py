@@ -24,7 +24,7 @@ from search_spaces.vision.ops import ConcatProject, FactorizedReduce, make_op, p
 
 
 class ForwardValues(threading.local):
-    """What the sources returned, for each forward pass that is under way in this thread.
+    """Outputs of the sources, for each forward pass that is under way in this thread.
 
     A copy, or what is read from a file, starts with no forward pass under way.
     """

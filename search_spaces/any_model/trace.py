@@ -1,4 +1,4 @@
-"""What the submodules of any module do when an example runs through: order, shapes, stages."""
+"""Trace of the submodules of any module when an example runs through: order, shapes, stages."""
 
 from __future__ import annotations
 

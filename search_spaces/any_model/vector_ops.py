@@ -1,4 +1,4 @@
-"""The operations on vectors that a weak learner can have, normalised at their end like all."""
+"""The operations on vectors that a weak learner can have, normalized at their end like all."""
 
 from __future__ import annotations
 

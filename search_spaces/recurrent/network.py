@@ -58,7 +58,7 @@ def highway(z: Tensor, gates: Tensor, activation: str) -> Tensor:
 
 
 class CandidateNode(nn.Module):
-    """A node while it is a candidate: normalised over all steps, so that |α| compares."""
+    """A node while it is a candidate: normalized over all steps, so that |α| compares."""
 
     def __init__(self, hidden: int, activation: str) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class RecurrentCell(Site):
         return Candidates(table, ops, adapters, weak_learning)
 
     def finish_op(self, op: nn.Module) -> nn.Module:
-        """Keep the node alone: DARTS's cell has no normalisation."""
+        """Keep the node alone: DARTS's cell has no normalization."""
         return op.node if isinstance(op, CandidateNode) else op
 
     def add_learner(self, shortcuts: Sequence[Shortcut], merge: str) -> None:

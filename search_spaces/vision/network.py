@@ -119,9 +119,9 @@ class VisionNetwork(nn.Module):
     def __init__(self, space: VisionSpace, genotype: VisionGenotype, auxiliary: bool) -> None:
         super().__init__()
         self.genotype = genotype
-        stem, colours = space.stem_shape(), space.image_shape[0]
+        stem, colors = space.stem_shape(), space.image_shape[0]
         self.stem = nn.Sequential(
-            nn.Conv2d(colours, stem.channels, 3, 2**stem.level, padding=1, bias=False),
+            nn.Conv2d(colors, stem.channels, 3, 2**stem.level, padding=1, bias=False),
             nn.BatchNorm2d(stem.channels),
         )
         self.cells = nn.ModuleList()

@@ -1,6 +1,6 @@
 """The unary operations of the vision space, as in DARTS.
 
-``make_op(name, channels, stride, affine=False)`` makes a candidate: its output is normalised by a
+``make_op(name, channels, stride, affine=False)`` makes a candidate: its output is normalized by a
 batch norm without affine parameters, so that |α| compares across candidates. With ``affine=True``
 it is an ordinary layer (the seed's).
 """
@@ -64,7 +64,7 @@ class SeparableConvs(nn.Sequential, EndsInNorm):
         return cast(nn.BatchNorm2d, [*self][-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised output."""
+        """Return the normalized output."""
         return normalize(self.before_norm(SharedInput(x)), self.last_norm())
 
     def hidden(self, x: Tensor) -> HiddenCandidate | None:
@@ -124,7 +124,7 @@ class Pool(nn.Sequential, EndsInNorm):
 
 
 class Identity(nn.BatchNorm2d, EndsInNorm):
-    """The identity, normalised."""
+    """The identity, normalized."""
 
     def last_norm(self) -> nn.BatchNorm2d:
         """Return the batch norm, which is all there is."""
@@ -241,7 +241,7 @@ _MAKERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
 
 
 def make_op(name: str, channels: int, stride: int = 1, affine: bool = False) -> nn.Module:
-    """Make the operation ``name`` on ``channels`` channels, normalised at its end.
+    """Make the operation ``name`` on ``channels`` channels, normalized at its end.
 
     Parameters
     ----------

@@ -13,14 +13,14 @@ def seed_size(space: VisionSpace) -> tuple[int, int]:
     >>> seed_size(VisionSpace((3, 32, 32), 10, cells_per_stage=6, filters=32))  # paper: 0.4M
     (60671232, 371754)
     """
-    colours, height, width = space.image_shape
+    colors, height, width = space.image_shape
 
     def pixels(level: int) -> int:
         # Odd sizes round up at every halving.
         return -(-height // 2**level) * -(-width // 2**level)
 
     stem = space.stem_shape()
-    kernel = 9 * colours * stem.channels
+    kernel = 9 * colors * stem.channels
     multiply_adds, parameters = kernel * pixels(stem.level), kernel + 2 * stem.channels
     prev = stem
     for out in space.shapes():

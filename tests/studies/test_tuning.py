@@ -432,10 +432,10 @@ def test_a_study_hands_out_exactly_its_trials(tuning: Tuning) -> None:
     assert [trial.number for trial in trials] == [0, 1, 2]
     assert len({trial.params["l1"] for trial in trials}) == 3
     assert not queues[0].is_done()
-    assert queues[0].neighbours() == 3  # who share the cores of this machine
+    assert queues[0].neighbors() == 3  # who share the cores of this machine
     trials[1].set_user_attr(OWNER, ["elsewhere", 1, 0.0])
     trials[2].set_user_attr(OWNER, [trials[0].user_attrs[OWNER][0], 2**22 + 1, 0.0])  # gone
-    assert queues[0].neighbours() == 1
+    assert queues[0].neighbors() == 1
     study = open_study(tuning)
     for trial in trials:
         study.tell(trial.number, 0.5)

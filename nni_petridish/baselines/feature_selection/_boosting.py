@@ -28,9 +28,9 @@ def least_squares_boosting_path(
     Parameters
     ----------
     X : array-like of shape (n_samples, n_features)
-        Input data, usually centred.
+        Input data, usually centered.
     y : array-like of shape (n_samples,)
-        Target, usually centred.
+        Target, usually centered.
     learning_rate : float, default=0.1
         η of gradient boosting, in (0, 1]; 1 is matching pursuit.
     max_steps : int, default=100_000

@@ -21,7 +21,7 @@ REFERENCE = "LARS"
 
 @dataclass(frozen=True)
 class Row:
-    """What the comparison says about one method.
+    """Result of the comparison for one method.
 
     Parameters
     ----------

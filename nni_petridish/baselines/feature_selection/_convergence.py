@@ -1,4 +1,4 @@
-"""How fast small steps approach their limit: FSLR its own, Petridish least angle regression."""
+"""Convergence of small steps to their limit: FSLR its own, Petridish least angle regression."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ._stagewise import forward_stagewise_path
 
 
 class Standardization:
-    """Centre and scale as a linear model needs it, and bring coefficients back.
+    """Center and scale as a linear model needs it, and bring coefficients back.
 
     Every column gets mean 0 and variance 1, as does y, so that a step ε, a correlation and a
     penalty λ mean the same for all data. A constant column becomes 0 and is never selected.
@@ -50,7 +50,7 @@ def _nonzero(scale: Any) -> Any:
 
 
 class LinearPathRegressor(RegressorMixin, BaseEstimator):
-    """What the regressors of this package share: validation of X and y, and prediction."""
+    """Base of the regressors of this package: validation of X and y, and prediction."""
 
     fit_intercept: bool
     standardize: bool
@@ -99,7 +99,7 @@ class ForwardStagewiseRegressor(LinearPathRegressor):
     tol : float, default=0.0
         Stop when no feature's ``|X_jᵀ r| / n_samples`` exceeds this.
     fit_intercept : bool, default=True
-        Whether to centre X and y.
+        Whether to center X and y.
     standardize : bool, default=True
         Whether to bring the features and y to variance 1 first. `coef_` is always for X as given.
     max_points : int or None, default=10_000

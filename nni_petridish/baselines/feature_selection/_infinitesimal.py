@@ -58,14 +58,14 @@ def infinitesimal_stagewise_path(
     """Compute the exact path of forward stagewise regression with infinitely small steps.
 
     The path is piecewise linear and is returned at its knots, in the shapes of
-    :func:`sklearn.linear_model.lars_path`. Nothing is centred or scaled.
+    :func:`sklearn.linear_model.lars_path`. Nothing is centered or scaled.
 
     Parameters
     ----------
     X : array-like of shape (n_samples, n_features)
-        Input data, usually centred and of equal column norms.
+        Input data, usually centered and of equal column norms.
     y : array-like of shape (n_samples,)
-        Target, usually centred.
+        Target, usually centered.
     alpha_min : float, default=0.0
         Stop when the largest ``|X_jᵀ r| / n_samples`` has come down to this.
     max_iter : int, default=10_000

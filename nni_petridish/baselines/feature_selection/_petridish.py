@@ -1,7 +1,7 @@
-"""Petridish on linear regression: the same weak learning and finalising, one growth at a time.
+"""Petridish on linear regression: the same weak learning and finalizing, one growth at a time.
 
 A growth finds the feature that correlates most with the residual (weak learning), adds it with
-step η = 0 (finalising), and trains. How much is trained decides which classic it is:
+step η = 0 (finalizing), and trains. How much is trained decides which classic it is:
 
 ====================  =========================  ===========================
 share of training     all weights                only the new weak learner
@@ -58,7 +58,7 @@ class PetridishRegressor(LinearPathRegressor):
     i_max : int, default=1
         I_max: how many features one growth adds.
     training : float, default=0.05
-        Which share of the way to the fully trained weights is trained after each finalising.
+        Which share of the way to the fully trained weights is trained after each finalizing.
     trained : {"all", "new"}, default="all"
         Whether all weights are trained or only the new weak learner's η.
     max_growths : int, default=1000
@@ -66,7 +66,7 @@ class PetridishRegressor(LinearPathRegressor):
     n_nonzero_coefs : int, optional
         Stop when this many features have entered.
     fit_intercept : bool, default=True
-        Whether to centre X and y.
+        Whether to center X and y.
     standardize : bool, default=True
         Whether to bring the features and y to variance 1 first. `coef_` is always for X as given.
 
@@ -187,7 +187,7 @@ def learn_candidates(net: LinearNetwork, x: Tensor, y: Tensor, l1: float) -> flo
     largest = 0.0
     for step in range(_WEAK_LEARNING_STEPS):
         loss = 0.5 * (net(x) - y).square().mean()
-        # Only α is trained here: the network's own weights get their share after finalising.
+        # Only α is trained here: the network's own weights get their share after finalizing.
         alpha.grad = None
         loss.backward(inputs=[alpha])
         assert alpha.grad is not None
@@ -202,7 +202,7 @@ def train(net: LinearNetwork, x: Tensor, y: Tensor, share: float, *, trained: st
     """Train the steps η by least squares, a share of the way to the minimum.
 
     The loss is quadratic in the weights, so full training ends in the least-squares fit whatever
-    the optimiser; going a share of the way is one Newton step with that learning rate. It shrinks
+    the optimizer; going a share of the way is one Newton step with that learning rate. It shrinks
     the correlations of all trained features by the same factor 1 − share, which is how least angle
     regression moves.
     """

@@ -13,7 +13,7 @@ from ._compare import Row
 from ._convergence import Convergence
 from ._data import Dataset
 
-NAMED = 10  # as many curves can be told apart by colour
+NAMED = 10  # as many curves can be told apart by color
 
 
 def plot_paths(rows: Sequence[Row], data: Dataset, path: str | Path, columns: int = 5) -> Path:
@@ -34,7 +34,7 @@ def plot_paths(rows: Sequence[Row], data: Dataset, path: str | Path, columns: in
     lines = -(-len(rows) // columns)
     figure = Figure(figsize=(2.6 * columns, 2.5 * lines + 0.5), layout="constrained")
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    # The features that LARS takes first keep their colour throughout.
+    # The features that LARS takes first keep their color throughout.
     named = rows[0].path.order[:NAMED]
     # As far as all of them reach, so that the pictures can be compared.
     reach = min(np.abs(row.path.coefs).sum(axis=0).max() for row in rows)

@@ -80,15 +80,15 @@ def forward_stagewise_path(
     ``r = y − Xβ``. It ends when such a step would no longer reduce ‖r‖, when no
     ``|X_jᵀ r| / n_samples`` exceeds `tol`, or after `max_steps`.
 
-    As in :func:`sklearn.linear_model.lars_path` nothing is centred or scaled here, and `step` is
+    As in :func:`sklearn.linear_model.lars_path` nothing is centered or scaled here, and `step` is
     in the units of the coefficients.
 
     Parameters
     ----------
     X : array-like of shape (n_samples, n_features)
-        Input data, usually centred and of equal column norms.
+        Input data, usually centered and of equal column norms.
     y : array-like of shape (n_samples,)
-        Target, usually centred.
+        Target, usually centered.
     step : float, default=0.01
         ε: by how much one coefficient changes in one step.
     max_steps : int, optional
@@ -218,7 +218,7 @@ class _Walk:
         return word if self.letters[-2 * length : -length] == word else []
 
     def _repeats(self, word: list[int]) -> int:
-        """How often `word` can be walked from here with every step the one argmax would take.
+        """Count how often `word` can be walked from here with every step the one argmax would take.
 
         After r words, the correlations before letter t are C_t − r·D, so "(j, s) is the argmax"
         is a linear inequality in r for each rival feature and sign. The last repetition is left

@@ -1,4 +1,4 @@
-"""What the paper found in its ablations, as printed there."""
+"""Results of the paper's ablations, as printed there."""
 
 from __future__ import annotations
 

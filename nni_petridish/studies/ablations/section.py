@@ -1,4 +1,4 @@
-"""What a configuration says about ablations: the section ``tuner.classArgs.ablations``.
+"""Ablations in a configuration: the section ``tuner.classArgs.ablations``.
 
 It stands where the section ``tuning`` stands, for the same reason: the file stays good for a search
 and for nnictl. Nothing here imports torch.
@@ -20,7 +20,7 @@ PLACE = f"{ARGUMENTS}.ablations"
 Changes = dict[str, Any]
 """Settings by dotted names: ``i_max``, ``recipe.lr``, ``searchSpace.mode``, ``final.merge``."""
 JUDGEMENT = ("max_multiply_adds", "final")
-"""What of the section a variant may change: how searches are judged."""
+"""Keys of the section that a variant may change: how searches are judged."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Which searches are compared and how they are judged.
+    """Searches to compare, and how they are judged.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ class Run:
 
     @cached_property
     def file(self) -> Path:
-        """Where its result is kept; another one if anything that it depends on changes."""
+        """File of its result; another one if anything that it depends on changes."""
         final = None if self.final is None else asdict(self.final)
         depends = {**_describe(self.config), "limit": self.limit, "final": final}
         return self.results / f"{self.name}-seed-{self.seed}-{_digest(depends)}.json"
@@ -149,7 +149,7 @@ class Ablations:
 
     @cached_property
     def folder(self) -> Path:
-        """Where everything is kept."""
+        """Folder of all galleries and results."""
         if self.section.folder is not None:
             return resolve(f"{PLACE}.folder", self.section.folder, self.base)
         gallery = resolve("gallery", self.arguments.get("gallery", "galleries/search"), self.base)

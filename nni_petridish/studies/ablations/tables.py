@@ -1,4 +1,4 @@
-"""What ablations found, as tables beside the paper's."""
+"""Results of ablations, as tables beside the paper's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one variant.
+    """Results of one variant.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.5
 
 Told = Callable[[Run, dict[str, Any] | str], object]
-"""Who is told of a run that ended: its result, or why there is none."""
+"""Callback that gets a run that ended: its result, or why there is none."""
 
 
 def ablate(

@@ -32,7 +32,7 @@ def add_tune_command(subparsers: Any) -> None:
         "--multi-objective",
         action="store_true",
         default=None,
-        help="minimise error and multiply-adds, not the error alone",
+        help="minimize error and multiply-adds, not the error alone",
     )
     tune.add_argument("--sampler", metavar="NAME", help=", ".join(SAMPLERS))
     tune.add_argument("--pruner", metavar="NAME", help=", ".join(PRUNERS))

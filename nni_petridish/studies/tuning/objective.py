@@ -31,7 +31,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """What one search found.
+    """Result of one search.
 
     Parameters
     ----------

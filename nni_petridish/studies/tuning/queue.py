@@ -1,4 +1,4 @@
-"""Which trial next, for any number of processes that work on one study.
+"""The choice of the next trial, for any number of processes that work on one study.
 
 A study of N trials is N settings, each tried once. Whoever has nothing to do takes the next one:
 first what waits (the default setting, settings that lost their process), then a new one that the
@@ -79,7 +79,7 @@ class Queue:
         """Tell whether nobody is at work on the study any more."""
         return not any(t.state == TrialState.RUNNING for t in self._trials())
 
-    def neighbours(self) -> int:
+    def neighbors(self) -> int:
         """Return how many trials of the study run on this machine."""
         owners = [t.user_attrs.get(OWNER) for t in self._trials() if t.state == TrialState.RUNNING]
         here = [owner for owner in owners if owner and owner[0] == _machine()]

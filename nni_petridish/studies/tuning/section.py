@@ -1,4 +1,4 @@
-"""What a configuration says about tuning: the section ``tuner.classArgs.tuning``.
+"""Tuning in a configuration: the section ``tuner.classArgs.tuning``.
 
 It stands among the arguments of the tuner because there NNI lets any key pass: one file is good
 for a search, for nnictl and for a study. Nothing here imports Optuna.
@@ -125,7 +125,7 @@ def default_space(kind: str = DEFAULT_KIND) -> dict[str, Dimension]:
 
 @dataclass(frozen=True)
 class Section:
-    """How a study goes.
+    """Settings of a study.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class Section:
     max_multiply_adds
         Only models within this limit count; None for no limit.
     multi_objective
-        Whether to minimise error and multiply-adds instead of the error alone.
+        Whether to minimize error and multiply-adds instead of the error alone.
     sampler, pruner
         By name.
     seed

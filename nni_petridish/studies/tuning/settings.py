@@ -72,7 +72,7 @@ class Tuning:
 
     @property
     def folder(self) -> Path:
-        """Where the study keeps its galleries, and its database by default."""
+        """Folder of the galleries of the study, and of its database by default."""
         given = self.section.folder
         if given is not None:
             return resolve(f"{PLACE}.folder", given, self.base)

@@ -1,4 +1,4 @@
-"""Where a study is kept: a SQLite file, any database that SQLAlchemy knows, or a journal file."""
+"""Storage of a study: a SQLite file, any database that SQLAlchemy knows, or a journal file."""
 
 from __future__ import annotations
 

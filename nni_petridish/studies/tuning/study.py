@@ -115,7 +115,7 @@ def work(
                 time.sleep(_POLL_SECONDS)
                 continue
             # Those of other commands on this machine, too, want their share of the cores.
-            set_threads(max(jobs, queue.neighbours()))
+            set_threads(max(jobs, queue.neighbors()))
             _carry_out(tuning, study, queue, trial, stop)
             if not stop():
                 on_trial(study.trials[trial.number])

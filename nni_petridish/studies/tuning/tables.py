@@ -1,4 +1,4 @@
-"""What a study found, as tables: the trials, the best, and the paper's two ablations."""
+"""Results of a study, as tables: the trials, the best, and the paper's two ablations."""
 
 from __future__ import annotations
 
