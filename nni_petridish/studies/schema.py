@@ -51,8 +51,8 @@ def to_text() -> str:
 def _sections() -> dict[str, type[Part]]:
     tables = {"tables": (dict[str, dict[str, Any]], ...)}  # in a file, not yet `Table`
     return {
-        "tuning": part("Tuning", keys_of(tuning.Section)),
-        "ablations": part("Ablations", {**keys_of(ablations.Section), **tables}),
+        "tuning": part("Tuning", keys_of(tuning.TuningSettings)),
+        "ablations": part("Ablations", {**keys_of(ablations.AblationSettings), **tables}),
     }
 
 

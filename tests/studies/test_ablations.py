@@ -115,7 +115,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         },
         "final.cells_per_stage must be a multiple of 2, the search's, in macro mode but got 3",
     ),
-    "repeats": ({"repeats": 0}, "ablations.repeats must be at least 1 but got 0"),
+    "repeats": ({"repeats": 0}, "ablations.repeats must be a whole number of at least 1 but got 0"),
     "final": ({"final": {"epoch": 1}}, "ablations.final.epoch is not a known key"),
     "filters twice": (
         {"final": {"filters": 1, "max_multiply_adds": 9}},

@@ -7,14 +7,16 @@ and for nnictl. Nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+from annotated_types import Ge
+
+from nni_petridish.constraints import Count, Folder, OneOf, check_fields, prefix
 from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS
-from nni_petridish.search.checks import mapping, prefix, refuse_unknown
-from nni_petridish.search.settings import check_number
+from nni_petridish.search.checks import mapping, refuse_unknown
 
 PLACE = f"{ARGUMENTS}.ablations"
 Changes = dict[str, Any]
@@ -45,34 +47,27 @@ class Final:
         Changes to the recipe of the search.
     """
 
-    cells_per_stage: int = 6
-    filters: int | None = None
-    max_multiply_adds: float | None = None
-    epochs: int = 600
-    limit: int | None = None
-    merge: str | None = None
+    cells_per_stage: Count = 6
+    filters: Count | None = None
+    max_multiply_adds: Annotated[float, Ge(1)] | None = None
+    epochs: Count = 600
+    limit: Count | None = None
+    merge: Annotated[str, OneOf(MERGES)] | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("cells_per_stage", "filters", "epochs", "limit"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 1, whole=True)
-        if self.max_multiply_adds is not None:
-            check_number("max_multiply_adds", self.max_multiply_adds, 1)
-            if self.filters is not None:
-                raise ConfigError("filters cannot be given beside max_multiply_adds.")
-        if self.merge is not None and self.merge not in MERGES:
-            raise ConfigError(f"merge must be one of {', '.join(MERGES)} but got {self.merge!r}.")
+        check_fields(self)
+        if self.max_multiply_adds is not None and self.filters is not None:
+            raise ConfigError("filters cannot be given beside max_multiply_adds.")
 
     @classmethod
     def read(cls, given: object) -> Final:
         """Check what a user wrote."""
-        keys = mapping("final", given)
-        refuse_unknown(keys, tuple(f.name for f in fields(cls)), "final.")
-        if "recipe" in keys:
-            mapping("final.recipe", keys["recipe"])
+        from nni_petridish.running.schema import check, part_of  # pydantic: not for --help
+
+        check(part_of(Final), given, "final")
         with prefix("final."):
-            return cls(**keys)
+            return cls(**mapping("final", given))
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class AblationSettings:
     """Searches to compare, and how they are judged.
 
     Parameters
@@ -130,26 +125,24 @@ class Section:
         The comparisons, by name.
     """
 
-    folder: str | None = None
-    repeats: int = 3
-    max_multiply_adds: float | None = None
+    folder: Folder | None = None
+    repeats: Count = 3
+    max_multiply_adds: Annotated[float, Ge(1)] | None = None
     final: dict[str, Any] | None = None
     tables: dict[str, Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.folder is not None and not (isinstance(self.folder, str) and self.folder.strip()):
-            raise ConfigError(f"folder must be a text but got {self.folder!r}.")
-        check_number("repeats", self.repeats, 1, whole=True)
-        if self.max_multiply_adds is not None:
-            check_number("max_multiply_adds", self.max_multiply_adds, 1)
+        check_fields(self)
         if self.final is not None:
             Final.read(self.final)
 
     @classmethod
-    def read(cls, given: object) -> Section:
+    def read(cls, given: object) -> AblationSettings:
         """Check what a user wrote."""
+        from nni_petridish.running.schema import check, part_of  # pydantic: not for --help
+
+        check(part_of(AblationSettings), given, PLACE)
         keys = mapping(PLACE, given)
-        refuse_unknown(keys, tuple(f.name for f in fields(cls)), f"{PLACE}.")
         with prefix(f"{PLACE}."):
             tables: Mapping[str, Any] = mapping("tables", keys.get("tables"))
             keys["tables"] = {str(n): Table.read(str(n), table) for n, table in tables.items()}
@@ -160,4 +153,4 @@ class Section:
 
 def check_ablations(given: object) -> None:
     """Raise a ConfigError in one line unless the section is well-formed."""
-    Section.read(given)
+    AblationSettings.read(given)

@@ -17,7 +17,14 @@ from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.registry import DEFAULT_KIND, Measure, kind_of
 from nni_petridish.running.config import SearchConfig, read_experiment
 from nni_petridish.search.checks import mapping, prefix, put, resolve
-from nni_petridish.studies.ablations.section import JUDGEMENT, PLACE, Changes, Final, Section, Table
+from nni_petridish.studies.ablations.section import (
+    JUDGEMENT,
+    PLACE,
+    AblationSettings,
+    Changes,
+    Final,
+    Table,
+)
 
 SEARCHES, RESULTS = "searches", "results"
 _FIXED = ("seed", "gallery", "tuning", "ablations")
@@ -91,7 +98,7 @@ class Ablations:
         Names of the tables to make; None for all. The others still count for the names of folders.
     """
 
-    section: Section
+    section: AblationSettings
     search_space: dict[str, Any]
     arguments: dict[str, Any]
     base: Path
@@ -106,7 +113,7 @@ class Ablations:
         arguments = dict(class_args)
         if "ablations" not in arguments:
             raise ConfigError(f"{PLACE} is missing in {path}: the comparisons to make.")
-        section = Section.read(arguments.pop("ablations"))
+        section = AblationSettings.read(arguments.pop("ablations"))
         return cls(section, mapping("searchSpace", search_space), arguments, base, experiment)
 
     def __post_init__(self) -> None:

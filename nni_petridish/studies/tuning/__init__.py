@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from nni_petridish._lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
-    __name__, {"Section": ".section", "Tuning": ".settings", "tune": ".study"}
+    __name__, {"TuningSettings": ".section", "Tuning": ".settings", "tune": ".study"}
 )
 
 if TYPE_CHECKING:
-    from nni_petridish.studies.tuning.section import Section
+    from nni_petridish.studies.tuning.section import TuningSettings
     from nni_petridish.studies.tuning.settings import Tuning
     from nni_petridish.studies.tuning.study import tune

@@ -29,7 +29,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from nni_petridish.gallery.locks import file_lock
 from nni_petridish.running.heartbeat import Heartbeat
 from nni_petridish.search.ranges import quiet
-from nni_petridish.studies.tuning.section import Section, Values
+from nni_petridish.studies.tuning.section import TuningSettings, Values
 from nni_petridish.studies.tuning.settings import Tuning
 from nni_petridish.studies.tuning.storage import LOCK_FILE, distributions_of
 
@@ -160,7 +160,7 @@ def first_number(trial: Trial | FrozenTrial) -> int:
     return int([*trial.user_attrs.get(CONTINUES, []), trial.number][0])
 
 
-def make_sampler(section: Section, number: int) -> optuna.samplers.BaseSampler:
+def make_sampler(section: TuningSettings, number: int) -> optuna.samplers.BaseSampler:
     """Return the sampler for the trial with this number.
 
     Each trial has its own random numbers: a process that starts anew, or beside another one,

@@ -7,12 +7,15 @@ for a search, for nnictl and for a study. Nothing here imports Optuna.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+from annotated_types import Ge
+
+from nni_petridish.constraints import Count, Folder, OneOf, check_fields, prefix
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS, DEFAULT_KIND, kind_of
-from nni_petridish.search.checks import mapping, prefix, refuse_unknown
+from nni_petridish.search.checks import mapping, refuse_unknown
 from nni_petridish.search.settings import check_number
 
 PLACE = f"{ARGUMENTS}.tuning"
@@ -124,7 +127,7 @@ def default_space(kind: str = DEFAULT_KIND) -> dict[str, Dimension]:
 
 
 @dataclass(frozen=True)
-class Section:
+class TuningSettings:
     """Settings of a study.
 
     Parameters
@@ -156,48 +159,31 @@ class Section:
 
     study: str = "petridish"
     storage: str | None = None
-    folder: str | None = None
+    folder: Folder | None = None
     space: dict[str, Dimension] = field(default_factory=default_space)
-    trials: int = 12
-    repeats: int = 1
-    max_multiply_adds: float | None = None
+    trials: Count = 12
+    repeats: Count = 1
+    max_multiply_adds: Annotated[float, Ge(1)] | None = None
     multi_objective: bool = False
-    sampler: str = "tpe"
-    pruner: str = "median"
-    seed: int = 0
-    lost_after: float = 60.0
+    sampler: Annotated[str, OneOf(SAMPLERS)] = "tpe"
+    pruner: Annotated[str, OneOf(PRUNERS)] = "median"
+    seed: Annotated[int, Ge(0)] = 0
+    lost_after: Annotated[float, Ge(1)] = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("study", "storage", "folder"):
-            value = getattr(self, name)
-            optional = name != "study"
-            if not (optional and value is None) and not (isinstance(value, str) and value.strip()):
-                raise ConfigError(f"{name} must be a text but got {value!r}.")
-        for name in ("trials", "repeats"):
-            check_number(name, getattr(self, name), 1, whole=True)
-        check_number("seed", self.seed, 0, whole=True)
-        check_number("lost_after", self.lost_after, 1)
-        if self.max_multiply_adds is not None:
-            check_number("max_multiply_adds", self.max_multiply_adds, 1)
-        if not isinstance(self.multi_objective, bool):
-            raise ConfigError(
-                f"multi_objective must be true or false but got {self.multi_objective!r}."
-            )
-        for name, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(known)} but got {getattr(self, name)!r}."
-                )
+        check_fields(self)
         if not self.space:
             raise ConfigError("space must name at least one setting to tune.")
         if self.sampler == "grid":
             self._check_grid()
 
     @classmethod
-    def read(cls, given: object, kind: str = DEFAULT_KIND) -> Section:
+    def read(cls, given: object, kind: str = DEFAULT_KIND) -> TuningSettings:
         """Check what a user wrote about a search in a space of this kind."""
+        from nni_petridish.running.schema import check, part_of  # pydantic: not for --help
+
+        check(part_of(TuningSettings), given, PLACE)
         keys = mapping(PLACE, given)
-        refuse_unknown(keys, tuple(f.name for f in fields(cls)), f"{PLACE}.")
         usual = default_space(kind)
         with prefix(f"{PLACE}."):
             if "space" not in keys:
@@ -231,7 +217,7 @@ class Section:
 
 def check_tuning(given: object) -> None:
     """Raise a ConfigError in one line unless the section is well-formed."""
-    Section.read(given)
+    TuningSettings.read(given)
 
 
 def _with_log(name: str, given: object) -> object:

@@ -14,7 +14,7 @@ from nni_petridish.running.config import SearchConfig, read_experiment, usual_se
 from nni_petridish.search.checks import dig, mapping, put, resolve
 from nni_petridish.search.ranges import RANGED
 from nni_petridish.search.settings import GrowthSettings, SearchSettings
-from nni_petridish.studies.tuning.section import PLACE, Section, Values
+from nni_petridish.studies.tuning.section import PLACE, TuningSettings, Values
 
 _FIXED = ("seed", "limits")
 _TUNABLE = {f.name for kind in (SearchSettings, GrowthSettings) for f in fields(kind)} - set(_FIXED)
@@ -32,7 +32,7 @@ class Tuning:
         What `SearchConfig.from_parts` takes.
     """
 
-    section: Section
+    section: TuningSettings
     search_space: dict[str, Any]
     arguments: dict[str, Any]
     base: Path
@@ -44,7 +44,7 @@ class Tuning:
         search_space, class_args, base, experiment = read_experiment(path)
         arguments = dict(class_args)
         space = mapping("searchSpace", search_space)
-        section = Section.read(arguments.pop("tuning", {}), space.get("space", DEFAULT_KIND))
+        section = TuningSettings.read(arguments.pop("tuning", {}), space.get("space", DEFAULT_KIND))
         return cls(section, space, arguments, base, experiment)
 
     def __post_init__(self) -> None:

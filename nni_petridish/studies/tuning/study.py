@@ -19,7 +19,7 @@ from nni_petridish.search.ranges import quiet
 from nni_petridish.search.settings import check_number
 from nni_petridish.studies.pool import run_in_processes
 from nni_petridish.studies.tuning.queue import BEATS, Queue, TrialHeartbeat
-from nni_petridish.studies.tuning.section import PLACE, Section
+from nni_petridish.studies.tuning.section import PLACE, TuningSettings
 from nni_petridish.studies.tuning.settings import Tuning
 from nni_petridish.studies.tuning.storage import open_study
 
@@ -53,7 +53,7 @@ def tune(
     config
         A configuration file, or what `Tuning.from_yaml` read from one.
     trials, storage, study, multi_objective, sampler, pruner
-        In place of the configuration's, see `Section`.
+        In place of the configuration's, see `TuningSettings`.
     jobs
         Processes on this machine; each carries out one search at a time; with several a script
         needs ``if __name__ == "__main__":``.
@@ -151,7 +151,7 @@ def _carry_out(
 
 def make_pruner(tuning: Tuning) -> optuna.pruners.BasePruner:
     """Return the pruner by its name; a step is one model of a search."""
-    section: Section = tuning.section
+    section: TuningSettings = tuning.section
     pruners = optuna.pruners
     if section.pruner == "none" or section.multi_objective:
         return pruners.NopPruner()
