@@ -35,6 +35,7 @@ __getattr__, __dir__, __all__ = attach(
         "load_data": ".tasks.vision.data",
         "load_model": ".gallery.saved_model",
         "make_growable": "search_spaces.any_model.growable",
+        "register_op": "search_spaces.vision.op_registry",
         "run_search": ".running.runner",
         "sites": ".core.grow",
         "tune": ".studies.tuning",
@@ -67,3 +68,4 @@ if TYPE_CHECKING:
     from nni_petridish.studies.tuning.study import tune
     from nni_petridish.tasks.vision.data import load_data
     from search_spaces.any_model.growable import make_growable
+    from search_spaces.vision.op_registry import register_op

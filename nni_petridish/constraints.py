@@ -26,7 +26,7 @@ from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 class OneOf:
     """The value is one of these."""
 
-    allowed: tuple[str, ...]
+    allowed: Sequence[str]
 
     def __get_pydantic_json_schema__(
         self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]

@@ -17,12 +17,12 @@ from nni_petridish.core.genotype import (
     show,
 )
 from nni_petridish.errors import GenotypeError
-from search_spaces.vision.genotype import VISION_OPS
+from search_spaces.vision.op_registry import KNOWN_OPS, VISION_OPS
 
 #: The eligible operations on vectors: a linear layer with that activation, or none at all.
 VECTOR_OPS = ("relu", "tanh", "identity")
-#: All operations that a learner of such a model can have.
-MODEL_OPS = (*VISION_OPS, *(op for op in VECTOR_OPS if op not in VISION_OPS))
+#: The eligible operations by default of a model with images and vectors.
+MODEL_OPS = tuple(dict.fromkeys((*VISION_OPS, *VECTOR_OPS)))
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ class ModelGenotype(LearnersGenotype):
 
 def _check_ops(ops: object) -> tuple[str, ...]:
     listed = as_list(ops)
-    if not listed or not all(op in MODEL_OPS for op in listed) or len(set(listed)) < len(listed):
-        allowed = ", ".join(MODEL_OPS)
+    known = all(op in VECTOR_OPS or op in KNOWN_OPS for op in listed or ())
+    if not listed or not known or len(set(listed)) < len(listed):
+        allowed = ", ".join(dict.fromkeys((*KNOWN_OPS, *VECTOR_OPS)))
         raise GenotypeError(f"ops: must be some of {allowed}, each once, but got {show(ops)}.")
     return tuple(listed)
 

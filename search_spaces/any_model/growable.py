@@ -14,7 +14,7 @@ from nni_petridish.errors import GenotypeError, GrowthError
 from search_spaces.any_model.genotype import MODEL_OPS, VECTOR_OPS, ModelGenotype
 from search_spaces.any_model.site import ForwardValues, ModelSite, ModelSites, SourceHook
 from search_spaces.any_model.trace import Layer, Trace, default_sources, halvings
-from search_spaces.vision.genotype import VISION_OPS
+from search_spaces.vision.op_registry import VISION_OPS
 
 Net = TypeVar("Net", bound=nn.Module)
 CONTAINER = "petridish"

@@ -19,7 +19,7 @@ from nni_petridish.errors import GrowthError
 from search_spaces.any_model.genotype import VECTOR_OPS
 from search_spaces.any_model.trace import FeatureShape, halvings
 from search_spaces.any_model.vector_ops import ConcatProjectVector, make_vector_op, project_vector
-from search_spaces.vision.genotype import VISION_OPS
+from search_spaces.vision.op_registry import KNOWN_OPS
 from search_spaces.vision.ops import ConcatProject, FactorizedReduce, make_op, project
 
 
@@ -84,7 +84,7 @@ class ModelSite(Site):
         values: ForwardValues,
         last_reads: Collection[str],
     ) -> None:
-        known = VISION_OPS if shape.size else VECTOR_OPS
+        known = KNOWN_OPS if shape.size else VECTOR_OPS
         own_ops = [op for op in op_names if op in known]
         if not own_ops:
             raise GrowthError(

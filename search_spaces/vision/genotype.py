@@ -16,17 +16,8 @@ from nni_petridish.core.genotype import (
     show,
 )
 from nni_petridish.errors import GenotypeError
+from search_spaces.vision.op_registry import KNOWN_OPS
 
-#: The eligible operations Op of the paper's vision tasks, in the order of the α tables.
-VISION_OPS = (
-    "sep_conv_3x3",
-    "sep_conv_5x5",
-    "dil_conv_3x3",
-    "dil_conv_5x5",
-    "max_pool_3x3",
-    "avg_pool_3x3",
-    "identity",
-)
 #: The cell inputs In(x_k) that exist before any growth; ``h0``, ``h1``, ... follow.
 VISION_SOURCES = ("prev_prev", "prev")
 MODES = ("cell", "macro")
@@ -66,7 +57,7 @@ class VisionGenotype(LearnersGenotype):
             raise GenotypeError(f"cells: must be an object but got {show(self.cells)}.")
         _check_keys(self.mode, list(self.cells))
         cells = {
-            key: check_learners(f"cells.{key}", learners, VISION_SOURCES, VISION_OPS)
+            key: check_learners(f"cells.{key}", learners, VISION_SOURCES, KNOWN_OPS)
             for key, learners in self.cells.items()
         }
         object.__setattr__(self, "cells", FrozenMapping(cells))

@@ -7,7 +7,7 @@ it is an ordinary layer (the seed's).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nni_petridish.errors import GenotypeError
 from nni_petridish.kernels.batch_norm import normalize
 from nni_petridish.kernels.deferred_candidates import HiddenCandidate
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
@@ -26,7 +25,7 @@ from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3, hidden_pool
 from nni_petridish.kernels.prepared import EndsInNorm, SharedInput
 from nni_petridish.kernels.separable import UnitModules, can_fuse, hidden_convs, separable_convs
 from nni_petridish.kernels.switch import fast_kernels_apply
-from search_spaces.vision.genotype import VISION_OPS
+from search_spaces.vision.op_registry import op_maker, register_op
 
 
 class SeparableConvs(nn.Sequential, EndsInNorm):
@@ -89,16 +88,6 @@ class SeparableConvs(nn.Sequential, EndsInNorm):
         return [
             UnitModules(layers[i], layers[i + 2], layers[i + 3]) for i in range(0, len(self), 4)
         ]
-
-
-def sep_conv(channels: int, kernel: int, stride: int, affine: bool) -> SeparableConvs:
-    """Separable conv, applied twice; only the first application is strided."""
-    return SeparableConvs(channels, kernel, (stride, 1), 1, affine)
-
-
-def dil_conv(channels: int, kernel: int, stride: int, affine: bool) -> SeparableConvs:
-    """Dilated separable conv (dilation 2), applied once."""
-    return SeparableConvs(channels, kernel, (stride,), 2, affine)
 
 
 class Pool(nn.Sequential, EndsInNorm):
@@ -223,21 +212,48 @@ def project(c_in: int, c_out: int) -> ReluConvNorm:
     return ReluConvNorm(nn.ReLU(), nn.Conv2d(c_in, c_out, 1, bias=False), nn.BatchNorm2d(c_out))
 
 
-def _identity(channels: int, stride: int, affine: bool) -> nn.Module:
+@register_op("sep_conv_3x3")
+def sep_conv_3x3(channels: int, stride: int, affine: bool) -> nn.Module:
+    """Separable conv, applied twice; only the first application is strided."""
+    return SeparableConvs(channels, 3, (stride, 1), 1, affine)
+
+
+@register_op("sep_conv_5x5")
+def sep_conv_5x5(channels: int, stride: int, affine: bool) -> nn.Module:
+    """Separable conv with a larger kernel."""
+    return SeparableConvs(channels, 5, (stride, 1), 1, affine)
+
+
+@register_op("dil_conv_3x3")
+def dil_conv_3x3(channels: int, stride: int, affine: bool) -> nn.Module:
+    """Dilated separable conv (dilation 2), applied once."""
+    return SeparableConvs(channels, 3, (stride,), 2, affine)
+
+
+@register_op("dil_conv_5x5")
+def dil_conv_5x5(channels: int, stride: int, affine: bool) -> nn.Module:
+    """Dilated separable conv with a larger kernel."""
+    return SeparableConvs(channels, 5, (stride,), 2, affine)
+
+
+@register_op("max_pool_3x3")
+def max_pool_3x3(channels: int, stride: int, affine: bool) -> nn.Module:
+    """Maximum over 3x3 pixels."""
+    return Pool("max", channels, stride, affine)
+
+
+@register_op("avg_pool_3x3")
+def avg_pool_3x3(channels: int, stride: int, affine: bool) -> nn.Module:
+    """Mean over 3x3 pixels, padding not counted."""
+    return Pool("avg", channels, stride, affine)
+
+
+@register_op("identity")
+def identity(channels: int, stride: int, affine: bool) -> nn.Module:
+    """Identity; a factorized reduce where it halves the resolution."""
     if stride == 1:
         return Identity(channels, affine=affine)
     return FactorizedReduce(channels, channels, affine)
-
-
-_MAKERS: dict[str, Callable[[int, int, bool], nn.Module]] = {
-    "sep_conv_3x3": lambda c, stride, affine: sep_conv(c, 3, stride, affine),
-    "sep_conv_5x5": lambda c, stride, affine: sep_conv(c, 5, stride, affine),
-    "dil_conv_3x3": lambda c, stride, affine: dil_conv(c, 3, stride, affine),
-    "dil_conv_5x5": lambda c, stride, affine: dil_conv(c, 5, stride, affine),
-    "max_pool_3x3": lambda c, stride, affine: Pool("max", c, stride, affine),
-    "avg_pool_3x3": lambda c, stride, affine: Pool("avg", c, stride, affine),
-    "identity": _identity,
-}
 
 
 def make_op(name: str, channels: int, stride: int = 1, affine: bool = False) -> nn.Module:
@@ -246,17 +262,15 @@ def make_op(name: str, channels: int, stride: int = 1, affine: bool = False) -> 
     Parameters
     ----------
     name
-        One of `search_spaces.vision.genotype.VISION_OPS`.
+        One of `search_spaces.vision.op_registry.KNOWN_OPS`.
     channels
         Its number of input and output channels.
     stride
-        1, or 2 where it halves the resolution (identity: a factorized reduce).
+        1, or 2 where it halves the resolution.
     affine
         Whether the batch norm at the end has a scale and a shift; a candidate has none.
     """
-    if name not in _MAKERS:
-        raise GenotypeError(f"op must be one of {', '.join(VISION_OPS)} but got {name!r}.")
-    return _MAKERS[name](channels, stride, affine)
+    return op_maker(name)(channels, stride, affine)
 
 
 class ConcatProject(nn.Module):

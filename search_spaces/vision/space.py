@@ -17,7 +17,8 @@ from annotated_types import MinLen
 from nni_petridish.constraints import Count, OneOf, check_fields
 from nni_petridish.core.genotype import MERGES, Genotype
 from nni_petridish.errors import ConfigError, GenotypeError
-from search_spaces.vision.genotype import MODES, VISION_OPS, VisionGenotype, macro_key
+from search_spaces.vision.genotype import MODES, VisionGenotype, macro_key
+from search_spaces.vision.op_registry import KNOWN_OPS, VISION_OPS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,7 +81,7 @@ class VisionSpace:
     filters: Count = 16
     mode: Annotated[str, OneOf(MODES)] = "cell"
     stages: Count = 3
-    ops: Annotated[Sequence[Annotated[str, OneOf(VISION_OPS)]], MinLen(1)] = VISION_OPS
+    ops: Annotated[Sequence[Annotated[str, OneOf(KNOWN_OPS)]], MinLen(1)] = VISION_OPS
     merge: Annotated[str, OneOf(MERGES)] = "concat_project"
     stem_multiplier: Count = 3
     stem: Annotated[str, OneOf(STEMS)] = "plain"

@@ -26,7 +26,8 @@ from search_spaces import RecurrentSpace, VisionSpace
 from search_spaces.any_model.genotype import ModelGenotype
 from search_spaces.linear import LinearGenotype, LinearSpace
 from search_spaces.recurrent.genotype import RecurrentGenotype
-from search_spaces.vision.genotype import VISION_OPS, VisionGenotype
+from search_spaces.vision.genotype import VisionGenotype
+from search_spaces.vision.op_registry import VISION_OPS
 
 Additions = dict[str, Learner]
 

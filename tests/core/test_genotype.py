@@ -11,7 +11,8 @@ import pytest
 
 from nni_petridish import Genotype, PetridishError
 from nni_petridish.errors import GenotypeError
-from search_spaces.vision.genotype import VISION_OPS, VisionGenotype, macro_key
+from search_spaces.vision.genotype import VisionGenotype, macro_key
+from search_spaces.vision.op_registry import VISION_OPS
 
 
 def vision(**changes: object) -> dict:

@@ -21,7 +21,7 @@ from nni_petridish.kernels.native import calls as native
 from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3
 from nni_petridish.kernels.switch import fast_kernels_apply, plain_ops
 from nni_petridish.running.process import keep_freed_memory
-from search_spaces.vision.genotype import VISION_OPS
+from search_spaces.vision.op_registry import VISION_OPS
 from search_spaces.vision.ops import FactorizedReduce, SeparableConvs, make_op
 from tests.support.networks import grown_network, small_space, train
 

@@ -31,7 +31,7 @@ from nni_petridish.kernels.native.structures import SIZES
 from nni_petridish.kernels.pointwise import can_project
 from nni_petridish.kernels.prepared import SharedInput, Unnormalized, hide
 from nni_petridish.kernels.switch import plain_ops
-from search_spaces.vision.genotype import VISION_OPS
+from search_spaces.vision.op_registry import VISION_OPS
 from search_spaces.vision.ops import FactorizedReduce, SeparableConvs, make_op, project
 from tests.kernels.test_kernels import (
     assert_same_as_plain,
