@@ -20,8 +20,8 @@ from nni_petridish.running.commands import ReadConfig, add_config
 
 if TYPE_CHECKING:
     from nni_petridish.gallery.saved_model import SavedModel
-    from nni_petridish.results.retrain.language import LanguageFinalTraining
-    from nni_petridish.results.retrain.training import FinalTraining
+    from nni_petridish.results.retrain.language import LanguageRetraining
+    from nni_petridish.results.retrain.vision import VisionRetraining
     from nni_petridish.search.search import Search
 
 
@@ -208,7 +208,7 @@ def _chosen_model(options: argparse.Namespace) -> SavedModel:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from nni_petridish.results.retrain.repetitions import describe_result, summary
+    from nni_petridish.results.retrain.retraining import describe_result, summary
     from nni_petridish.tasks.distributed import joined_world
 
     gallery, search = open_search(options.gallery)
@@ -230,20 +230,20 @@ def _train(options: argparse.Namespace) -> int:
         )
 
         def tell(result: dict[str, Any]) -> None:
-            say(describe_result(result))
+            say(describe_result(result, training.measure))
 
         results = training.run(folder, repetitions, progress=True, on_result=tell)
-        say(summary(results))
+        say(summary(results, training.measure))
     return 0
 
 
-def _language_training(options: argparse.Namespace, id: str) -> tuple[LanguageFinalTraining, int]:
-    from nni_petridish.results.retrain.language import language_final_training
+def _language_training(options: argparse.Namespace, id: str) -> tuple[LanguageRetraining, int]:
+    from nni_petridish.results.retrain.language import language_retraining
 
     for name in ("config", "cells", "filters", "fit", "merge"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name} is for vision but the gallery holds language models.")
-    training = language_final_training(
+    training = language_retraining(
         options.gallery,
         id,
         embedding=options.embedding,
@@ -254,9 +254,9 @@ def _language_training(options: argparse.Namespace, id: str) -> tuple[LanguageFi
     return training, 1 if options.repetitions is None else options.repetitions
 
 
-def _vision_training(options: argparse.Namespace, id: str) -> tuple[FinalTraining, int]:
+def _vision_training(options: argparse.Namespace, id: str) -> tuple[VisionRetraining, int]:
     from nni_petridish.results.retrain.file import read_final_file
-    from nni_petridish.results.retrain.setup import final_training
+    from nni_petridish.results.retrain.setup import vision_retraining
 
     if options.embedding is not None:
         raise ConfigError("--embedding is for language models but the gallery is one of vision.")
@@ -277,7 +277,7 @@ def _vision_training(options: argparse.Namespace, id: str) -> tuple[FinalTrainin
     changes = {**wanted.pop("changes", {}), **dict(map(_read_change, options.set))}
     wanted |= {name: value for name, value in given.items() if value is not None}
     repetitions = wanted.pop("repetitions", 1)
-    return final_training(options.gallery, id, **wanted, changes=changes), repetitions
+    return vision_retraining(options.gallery, id, **wanted, changes=changes), repetitions
 
 
 def _read_change(text: str) -> tuple[str, Any]:

@@ -255,7 +255,9 @@ class RecurrentNetwork(nn.Module):
 
     genotype: RecurrentGenotype
 
-    def __init__(self, space: RecurrentSpace, genotype: RecurrentGenotype, final: bool) -> None:
+    def __init__(
+        self, space: RecurrentSpace, genotype: RecurrentGenotype, for_retraining: bool
+    ) -> None:
         super().__init__()
         self.genotype = genotype
         self.dropout = dict.fromkeys(DROPOUTS, 0.0)
@@ -268,7 +270,7 @@ class RecurrentNetwork(nn.Module):
         )
         for op, predecessor in others:
             self.cell.add_learner([(node_name(predecessor), op)], "")
-        if final:
+        if for_retraining:
             for learner in self.cell.learners:
                 cast(WeakLearner, learner).eta.requires_grad_(False)
         self.project = (

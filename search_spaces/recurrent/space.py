@@ -77,20 +77,20 @@ class RecurrentSpace:
         """Return the cell with one relu node on s0, where growth starts."""
         return RecurrentGenotype.seed()
 
-    def build(self, genotype: Genotype, *, final: bool = False) -> RecurrentNetwork:
+    def build(self, genotype: Genotype, *, for_retraining: bool = False) -> RecurrentNetwork:
         """Build a network with fresh weights.
 
         Parameters
         ----------
         genotype
             The architecture.
-        final
+        for_retraining
             Fix the output at DARTS's mean of the nodes, for the training of a found cell from
             scratch. Otherwise the shares of the nodes start there and learn.
         """
         from search_spaces.recurrent.network import RecurrentNetwork
 
-        return RecurrentNetwork(self, self.check(genotype), final)
+        return RecurrentNetwork(self, self.check(genotype), for_retraining)
 
     def check(self, genotype: Genotype) -> RecurrentGenotype:
         """Return the genotype if it fits this space, else raise `GenotypeError`."""

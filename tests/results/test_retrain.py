@@ -14,10 +14,11 @@ from nni_petridish.cli import main
 from nni_petridish.core.complexity import count_multiply_adds, count_parameters
 from nni_petridish.errors import ConfigError, GalleryError, Interrupted
 from nni_petridish.gallery.gallery import Gallery
-from nni_petridish.results.retrain import training as final
-from nni_petridish.results.retrain.repetitions import summary
-from nni_petridish.results.retrain.setup import final_training
-from nni_petridish.results.retrain.training import FinalTraining, widest
+from nni_petridish.registry import ERROR
+from nni_petridish.results.retrain import vision as retraining
+from nni_petridish.results.retrain.retraining import summary
+from nni_petridish.results.retrain.setup import vision_retraining
+from nni_petridish.results.retrain.vision import VisionRetraining, widest
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.training import evaluate
 from search_spaces import VisionSpace
@@ -35,18 +36,18 @@ SMALL: dict[str, Any] = {"cells_per_stage": 1, "filters": 2, "epochs": 2}
 @pytest.fixture
 def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the trainings short: the first 64 images of the data that were asked for."""
-    monkeypatch.setattr(final, "load_data", lambda **options: load_data(**options, limit=64))
+    monkeypatch.setattr(retraining, "load_data", lambda **options: load_data(**options, limit=64))
 
 
 def test_the_defaults_are_the_papers(gallery: Gallery) -> None:
-    training = final_training(gallery.folder)
+    training = vision_retraining(gallery.folder)
     assert (training.space.cells_per_stage, training.space.filters) == (6, 32)
     assert training.recipe.epochs == 600
     assert training.model == "g00003"
 
 
 def test_its_size_is_that_of_the_network_without_the_auxiliary_head(gallery: Gallery) -> None:
-    training = final_training(gallery.folder, **SMALL)
+    training = vision_retraining(gallery.folder, **SMALL)
     net = training.space.build(training.genotype, auxiliary=True)
     shape = training.space.image_shape
     assert training.size() == (count_multiply_adds(net, shape), count_parameters(net))
@@ -66,12 +67,14 @@ def test_all_training_images_are_used_and_the_test_set_is_looked_at_once(
         loaded.append(options)
         return load_data(**options)
 
-    monkeypatch.setattr(final, "evaluate", counted)
-    monkeypatch.setattr(final, "load_data", load)
+    monkeypatch.setattr(retraining, "evaluate", counted)
+    monkeypatch.setattr(retraining, "load_data", load)
     monkeypatch.setattr(
         "nni_petridish.tasks.vision.training.evaluate", None
     )  # no look during the training
-    training = final_training(gallery.folder, **{**SMALL, "epochs": 1}, changes={"batch_size": 499})
+    training = vision_retraining(
+        gallery.folder, **{**SMALL, "epochs": 1}, changes={"batch_size": 499}
+    )
     (result,) = training.run(tmp_path / "a")
     assert result["images"] == 1497  # of 1797, 300 are the test set; the search had 96
     assert seen == [300]
@@ -81,7 +84,7 @@ def test_all_training_images_are_used_and_the_test_set_is_looked_at_once(
 
 @pytest.mark.usefixtures("few_images")
 def test_the_trained_model_loads_and_errs_as_reported(gallery: Gallery, tmp_path: Path) -> None:
-    results = final_training(gallery.folder, "g00001", **SMALL).run(tmp_path / "a", 2)
+    results = vision_retraining(gallery.folder, "g00001", **SMALL).run(tmp_path / "a", 2)
     data = load_data("digits", validation=0, limit=64)
     for result in results:
         home = tmp_path / "a" / f"run-{result['repetition']}"
@@ -96,7 +99,7 @@ def test_the_trained_model_loads_and_errs_as_reported(gallery: Gallery, tmp_path
 def test_an_interrupted_training_ends_as_if_it_had_not_been(
     gallery: Gallery, tmp_path: Path
 ) -> None:
-    training = final_training(gallery.folder, **SMALL)
+    training = vision_retraining(gallery.folder, **SMALL)
     (straight,) = training.run(tmp_path / "a")
     steps = 0
 
@@ -118,7 +121,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
 
 @pytest.mark.usefixtures("few_images")
 def test_another_training_does_not_touch_a_folder(gallery: Gallery, tmp_path: Path) -> None:
-    training = final_training(gallery.folder, **{**SMALL, "epochs": 1})
+    training = vision_retraining(gallery.folder, **{**SMALL, "epochs": 1})
     training.run(tmp_path / "a")
     before = (tmp_path / "a" / "run-0" / "result.json").read_bytes()
     for other in (replace(training, seed=5), replace(training, model="g00001")):
@@ -133,9 +136,9 @@ def test_another_training_does_not_touch_a_folder(gallery: Gallery, tmp_path: Pa
 
 def test_the_summary_is_best_mean_and_standard_deviation() -> None:
     errors = [0.031, 0.027, 0.029]
-    text = summary([{"test_error": error} for error in errors])
+    text = summary([{"test_error": error} for error in errors], ERROR)
     assert text == f"test error 0.0270 | 0.0290 ± {statistics.stdev(errors):.4f}  (3 runs)"
-    assert summary([{"test_error": 0.5}]) == "test error 0.5000 | 0.5000  (1 run)"
+    assert summary([{"test_error": 0.5}], ERROR) == "test error 0.5000 | 0.5000  (1 run)"
 
 
 @pytest.mark.parametrize("limit", [400_000, 40_000_000])
@@ -145,7 +148,7 @@ def test_the_widest_network_fits_and_the_next_does_not(limit: int) -> None:
     filters = widest(space, genotype, limit)
 
     def size(filters: int) -> int:
-        training = FinalTraining("", genotype, replace(space, filters=filters), None, {})  # type: ignore[arg-type]
+        training = VisionRetraining("", genotype, replace(space, filters=filters), None, {})  # type: ignore[arg-type]
         return training.size()[0]
 
     assert size(filters) <= limit < size(filters + 1)
@@ -162,15 +165,15 @@ def test_what_cannot_be_trained_is_refused_in_one_line(gallery: Gallery, tmp_pat
         ({"changes": {"lr": -1}}, "lr must be"),
     ):
         with pytest.raises((ConfigError, GalleryError), match=message):
-            final_training(gallery.folder, **options)  # type: ignore[arg-type]
+            vision_retraining(gallery.folder, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="for vision but the model is recurrent"):
-        final_training(recurrent_gallery(tmp_path).folder)
+        vision_retraining(recurrent_gallery(tmp_path).folder)
     nas = vision_gallery(tmp_path / "nas").folder
     (nas / "config.json").unlink()  # as in a gallery of NasExperiment
     with pytest.raises(ConfigError, match="does not say which data"):
-        final_training(nas)
-    assert final_training(nas, data={"name": "digits"}).data == {"name": "digits"}
-    cuda = final_training(gallery.folder, **SMALL, changes={"device": "cuda"})
+        vision_retraining(nas)
+    assert vision_retraining(nas, data={"name": "digits"}).data == {"name": "digits"}
+    cuda = vision_retraining(gallery.folder, **SMALL, changes={"device": "cuda"})
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="device must be available"):
             cuda.run(tmp_path / "cuda")
@@ -197,9 +200,9 @@ def test_the_command_trains_and_goes_on(
 
 def test_cp_end_replaces_the_weighted_sums_in_the_end_alone(tmp_path: Path) -> None:
     gallery = vision_gallery(tmp_path)
-    plain = final_training(gallery.folder, **SMALL)
-    ws = final_training(gallery.folder, **SMALL, merge="weighted_sum")
-    back = final_training(gallery.folder, **SMALL, merge="concat_project")
+    plain = vision_retraining(gallery.folder, **SMALL)
+    ws = vision_retraining(gallery.folder, **SMALL, merge="weighted_sum")
+    back = vision_retraining(gallery.folder, **SMALL, merge="concat_project")
     assert (plain.genotype, plain.identity()) == (back.genotype, back.identity())
     assert ws.genotype.cells == plain.genotype.cells
     assert (ws.genotype.merge, ws.space.merge) == ("weighted_sum", "weighted_sum")

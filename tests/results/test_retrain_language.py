@@ -14,7 +14,7 @@ import nni_petridish
 from nni_petridish.cli import main
 from nni_petridish.core.complexity import count_parameters
 from nni_petridish.errors import ConfigError, DataError, GalleryError, Interrupted
-from nni_petridish.results.retrain.language import language_final_training
+from nni_petridish.results.retrain.language import language_retraining
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.runner import run_search
 from nni_petridish.tasks.distributed import World
@@ -65,18 +65,18 @@ def _models(folder: Path, search: Any) -> list[Any]:
 
 
 def test_the_defaults_are_the_papers_on_the_searchs_recipe(gallery: Path) -> None:
-    training = language_final_training(gallery, "g00001")
+    training = language_retraining(gallery, "g00001")
     recipe = training.recipe
     assert (recipe.epochs, recipe.lr) == (4500, 10.0)
     assert (recipe.batch_size, recipe.bptt, recipe.dropout_outputs) == (4, 8, 0.1)
     assert training.data == {"name": "text_folder", "root": training.data["root"]}  # no limit
     assert training.space.embedding == 8
-    wide = language_final_training(gallery, "g00001", embedding=12)
+    wide = language_retraining(gallery, "g00001", embedding=12)
     assert (wide.space.embedding, wide.space.hidden) == (12, 12)
 
 
 def test_its_size_is_that_of_the_network(gallery: Path) -> None:
-    training = language_final_training(gallery, "g00001", embedding=12)
+    training = language_retraining(gallery, "g00001", embedding=12)
     net = training.space.build(training.genotype)
     assert training.size() == (net.multiply_adds(), count_parameters(net))
 
@@ -84,7 +84,7 @@ def test_its_size_is_that_of_the_network(gallery: Path) -> None:
 def test_all_text_is_trained_on_and_the_model_is_as_good_as_reported(
     gallery: Path, tmp_path: Path
 ) -> None:
-    training = language_final_training(gallery, "g00001", **SMALL)
+    training = language_retraining(gallery, "g00001", **SMALL)
     results = training.run(tmp_path / "a", 2)
     corpus = load_text("text_folder", training.data["root"])
     for result in results:
@@ -111,7 +111,7 @@ def test_the_test_text_is_looked_at_once(
         return evaluate_language(net, text, recipe)
 
     monkeypatch.setattr(recurrent_task, "evaluate_language", counted)
-    training = language_final_training(gallery, "g00000", **SMALL)
+    training = language_retraining(gallery, "g00000", **SMALL)
     first = training.run(tmp_path / "a")
     assert seen == [len(training.load().test)]
     assert training.run(tmp_path / "a") == first
@@ -119,7 +119,7 @@ def test_the_test_text_is_looked_at_once(
 
 
 def test_an_interrupted_training_ends_as_if_it_had_not_been(gallery: Path, tmp_path: Path) -> None:
-    training = language_final_training(gallery, "g00001", **{**SMALL, "epochs": 3})
+    training = language_retraining(gallery, "g00001", **{**SMALL, "epochs": 3})
     (straight,) = training.run(tmp_path / "a")
     asked = 0
 
@@ -149,10 +149,10 @@ def test_what_cannot_be_trained_is_refused_in_one_line(gallery: Path, tmp_path: 
         ({"seed": -1}, "seed must be"),
     ):
         with pytest.raises((ConfigError, GalleryError), match=message):
-            language_final_training(gallery, **options)  # type: ignore[arg-type]
+            language_retraining(gallery, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Not a recurrent cell"):
-        language_final_training(vision_gallery(tmp_path).folder)
-    training = language_final_training(gallery)
+        language_retraining(vision_gallery(tmp_path).folder)
+    training = language_retraining(gallery)
     with pytest.raises(ConfigError, match="in one process but there are 2"):
         training.check_world(World(0, 2))
     other = replace(training, space=replace(training.space, vocabulary=99))

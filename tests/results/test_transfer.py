@@ -15,8 +15,8 @@ from nni_petridish.cli import main
 from nni_petridish.core.grow import attach_candidates, finalize_candidates, sites
 from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.results.retrain.file import read_final_file
-from nni_petridish.results.retrain.setup import final_training
-from nni_petridish.results.retrain.training import size_of
+from nni_petridish.results.retrain.setup import vision_retraining
+from nni_petridish.results.retrain.vision import size_of
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.training import evaluate
@@ -177,4 +177,4 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, transfer: Path) -> No
     ):
         transfer.write_text(yaml.safe_dump({**document, **change}))
         with pytest.raises((ConfigError, DataError), match=message):
-            final_training(gallery, **read_final_file(transfer))
+            vision_retraining(gallery, **read_final_file(transfer))

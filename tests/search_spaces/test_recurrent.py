@@ -427,7 +427,7 @@ def test_word_dropout_drops_a_word_wherever_it_stands() -> None:
 
 def test_the_final_model_averages_plainly() -> None:
     space = RecurrentSpace(WORDS, 7)
-    net = space.build(RecurrentGenotype(CELLS["darts"]), final=True)
+    net = space.build(RecurrentGenotype(CELLS["darts"]), for_retraining=True)
     train(net)
     torch.testing.assert_close(net.cell.average(), torch.full((8,), 1 / 8))
 

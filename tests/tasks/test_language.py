@@ -392,7 +392,7 @@ def test_a_found_cell_trains_from_scratch_with_the_plain_mean() -> None:
     task = RecurrentTask(RecurrentSpace(WORDS, 8), corpus(), replace(RECIPE, lr=5.0))
     torch.manual_seed(0)
     genotype = RecurrentGenotype([("relu", 0), ("tanh", 1), ("sigmoid", 1)])
-    net = task.build_final(genotype)
+    net = task.build_for_retraining(genotype)
     before = task.evaluate(net)["error"]
     task.train(net, Phase("final", 5))
     assert task.evaluate(net)["error"] < before

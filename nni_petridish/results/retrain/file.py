@@ -24,7 +24,7 @@ from search_spaces.vision.space import STEMS, VisionSpace
 
 @dataclass(frozen=True)
 class FileOptions:
-    """What a file says about a retraining, beside data and recipe; see `final_training`.
+    """What a file says about a retraining, beside data and recipe; see `vision_retraining`.
 
     Parameters
     ----------
@@ -79,8 +79,8 @@ def read_final_file(path: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        The arguments of `final_training`, and ``repetitions``; only what the file says. Folders in
-        it are relative to the file's own.
+        The arguments of `vision_retraining`, and ``repetitions``; only what the file says. Folders
+        in it are relative to the file's own.
     """
     document = read_yaml(path)
     check(file_part(), document)

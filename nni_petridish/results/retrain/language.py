@@ -1,4 +1,4 @@
-"""Final training of a found recurrent cell: from scratch, with DARTS's mean of the nodes as output.
+"""Retraining of a found recurrent cell: from scratch, with DARTS's mean of the nodes as output.
 
 The validation text says when SGD becomes averaged SGD, as in DARTS; the test text is looked at once
 per repetition, when its training is over.
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,7 +19,8 @@ from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.gallery.files import to_json
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import from_gallery
-from nni_petridish.results.retrain.repetitions import Repetitions
+from nni_petridish.registry import PERPLEXITY, Measure
+from nni_petridish.results.retrain.retraining import Retraining
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.search.checks import prefix
 from nni_petridish.search.settings import check_number
@@ -34,7 +35,7 @@ from search_spaces.recurrent.genotype import RecurrentGenotype
 
 
 @dataclass(frozen=True)
-class LanguageFinalTraining(Repetitions[Corpus]):
+class LanguageRetraining(Retraining[Corpus]):
     """What to train, checked; `run` trains it.
 
     Parameters
@@ -60,6 +61,8 @@ class LanguageFinalTraining(Repetitions[Corpus]):
     data: dict[str, Any]
     seed: int = 0
 
+    measure: ClassVar[Measure] = PERPLEXITY
+
     @property
     def name(self) -> str:
         """A name for its folder: model, width, epochs."""
@@ -73,7 +76,7 @@ class LanguageFinalTraining(Repetitions[Corpus]):
     def size(self) -> tuple[int, int]:
         """Return (multiply-adds of one word, parameters)."""
         with torch.device("meta"):  # shapes alone
-            net = self.space.build(self.genotype, final=True)
+            net = self.space.build(self.genotype, for_retraining=True)
         return net.multiply_adds(), count_parameters(net)
 
     def identity(self) -> dict[str, Any]:
@@ -117,7 +120,7 @@ class LanguageFinalTraining(Repetitions[Corpus]):
         seed = self.seed + repetition
         task = RecurrentTask(self.space, data, self.recipe)
         torch.manual_seed(seed)
-        net = task.build_final(self.genotype)
+        net = task.build_for_retraining(self.genotype)
         history = task.train(
             net,
             Phase(
@@ -149,7 +152,7 @@ class LanguageFinalTraining(Repetitions[Corpus]):
         return {"space": self.space.name, **self.space.describe()}
 
 
-def language_final_training(
+def language_retraining(
     gallery: Path,
     id: str | None = None,
     *,
@@ -157,8 +160,8 @@ def language_final_training(
     epochs: int | None = None,
     seed: int = 0,
     changes: Mapping[str, Any] | None = None,
-) -> LanguageFinalTraining:
-    """Prepare the final training of a cell of a gallery.
+) -> LanguageRetraining:
+    """Prepare the retraining of a cell of a gallery.
 
     Parameters
     ----------
@@ -188,4 +191,4 @@ def language_final_training(
     with prefix("recipe."):
         recipe = replace(config.recipe, **{**wanted, **(changes or {})})
     data = {k: v for k, v in config.data.items() if k != "limit"}
-    return LanguageFinalTraining(str(model.facts["id"]), model.genotype, space, recipe, data, seed)
+    return LanguageRetraining(str(model.facts["id"]), model.genotype, space, recipe, data, seed)

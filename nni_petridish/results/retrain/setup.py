@@ -1,4 +1,4 @@
-"""What the final training of a found model shall be: the paper's numbers, and what the user says.
+"""Settings of a retraining on images: the paper's numbers, and those of the user.
 
 The search's own data are trained on unless others are given; then the architecture moves to them
 and is trained by their recipe, as in the paper's transfer to ImageNet.
@@ -14,7 +14,7 @@ from typing import Any
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import from_gallery
-from nni_petridish.results.retrain.training import FinalTraining, widest
+from nni_petridish.results.retrain.vision import VisionRetraining, widest
 from nni_petridish.running.config import CONFIG_FILE, SearchConfig
 from nni_petridish.search.checks import prefix
 from nni_petridish.search.settings import check_number
@@ -28,7 +28,7 @@ PAPER_CELLS, PAPER_FILTERS, PAPER_EPOCHS = 6, 32, 600
 _SEARCH_ONLY = ("validation", "limit")
 
 
-def final_training(
+def vision_retraining(
     gallery: Path,
     id: str | None = None,
     *,
@@ -41,8 +41,8 @@ def final_training(
     stem: str | None = None,
     data: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
-) -> FinalTraining:
-    """Prepare the final training of a model of a gallery; the numbers are the paper's.
+) -> VisionRetraining:
+    """Prepare the retraining of a model of a gallery; the numbers are the paper's.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def final_training(
     recipe = _changed(recipe, {"epochs": epochs, **(changes or {})})
     channels, height, width = space.image_shape
     recipe.check_image((channels, height, width))
-    return FinalTraining(str(model.facts["id"]), genotype, space, recipe, trained_on, seed)
+    return VisionRetraining(str(model.facts["id"]), genotype, space, recipe, trained_on, seed)
 
 
 def _data_and_recipe(

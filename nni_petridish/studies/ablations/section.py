@@ -27,7 +27,7 @@ JUDGEMENT = ("max_multiply_adds", "final")
 
 @dataclass(frozen=True)
 class Final:
-    """The final training of the model that a search found, see `final_training`.
+    """The final training of the model that a search found, see `vision_retraining`.
 
     Parameters
     ----------

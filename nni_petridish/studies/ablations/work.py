@@ -167,10 +167,10 @@ def carry_out(run: Run, stop: Callable[[], bool]) -> dict[str, Any] | None:
 
 
 def _train(run: Run, final: Final, id: str, stop: Callable[[], bool]) -> dict[str, Any]:
-    from nni_petridish.results.retrain.setup import final_training
+    from nni_petridish.results.retrain.setup import vision_retraining
 
     gallery = run.config.gallery
-    training = final_training(
+    training = vision_retraining(
         gallery,
         id,
         cells_per_stage=final.cells_per_stage,

@@ -1,4 +1,4 @@
-"""Final training: a found architecture from scratch, larger, on all training images.
+"""Retraining on images: a found architecture from scratch, larger, on all training images.
 
 The test images are looked at once per repetition, when its training is over. Started by torchrun,
 all processes train the same repetition together.
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -18,7 +18,8 @@ from nni_petridish.core.complexity import count_multiply_adds, count_parameters
 from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery.files import to_json
-from nni_petridish.results.retrain.repetitions import Repetitions
+from nni_petridish.registry import ERROR, Measure
+from nni_petridish.results.retrain.retraining import Retraining
 from nni_petridish.tasks.device import resolve_device
 from nni_petridish.tasks.distributed import World
 from nni_petridish.tasks.vision.data import load_data
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FinalTraining(Repetitions["DataSet"]):
+class VisionRetraining(Retraining["DataSet"]):
     """What to train, checked; `run` trains it.
 
     Parameters
@@ -58,6 +59,8 @@ class FinalTraining(Repetitions["DataSet"]):
     recipe: Recipe
     data: dict[str, Any]
     seed: int = 0
+
+    measure: ClassVar[Measure] = ERROR
 
     @property
     def name(self) -> str:

@@ -1,8 +1,8 @@
-"""A final training in a folder: several repetitions, each of which may be killed and go on.
+"""A retraining in a folder: several repetitions, each of which may be killed and go on.
 
 A repetition that is finished is never trained again, one that was interrupted goes on from its last
-epoch. What is trained, on what and how is the business of a subclass: of `FinalTraining` for images
-and `LanguageFinalTraining` for text.
+epoch. The network, the data and the recipe are the business of a subclass: `VisionRetraining` or
+`LanguageRetraining`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.saved_model import SavedModel, write_model
+from nni_petridish.registry import Measure
 from nni_petridish.search.settings import check_number
 from nni_petridish.tasks.distributed import World, current_world
 
@@ -30,10 +31,12 @@ RESULT_FILE, MODEL_FILE, SETTINGS_FILE = "result.json", "model.safetensors", "se
 Data = TypeVar("Data")
 
 
-class Repetitions(ABC, Generic[Data]):
+class Retraining(ABC, Generic[Data]):
     """What to train, checked; `run` trains it."""
 
     model: str
+    measure: ClassVar[Measure]
+    """The number that is measured on the test data."""
 
     @property
     @abstractmethod
@@ -156,30 +159,27 @@ class Repetitions(ABC, Generic[Data]):
         lock.acquire()
 
 
-def describe_result(result: dict[str, Any]) -> str:
+def describe_result(result: dict[str, Any], measure: Measure) -> str:
     """Return the result of one repetition in words."""
-    return f"run {result['repetition']}: {_measure(result)} {_shown(result, _number(result))}"
+    number = _shown(_number(result, measure), measure)
+    return f"run {result['repetition']}: test {measure.name} {number}"
 
 
-def summary(results: list[dict[str, Any]]) -> str:
+def summary(results: list[dict[str, Any]], measure: Measure) -> str:
     """Return the paper's way of reporting: best | mean ± standard deviation."""
-    numbers, first = [_number(result) for result in results], results[0]
+    numbers = [_number(result, measure) for result in results]
     runs = f"{len(numbers)} run{'s' if len(numbers) > 1 else ''}"
-    best, mean = _shown(first, min(numbers)), _shown(first, statistics.fmean(numbers))
-    spread = f" ± {_shown(first, statistics.stdev(numbers))}" if len(numbers) > 1 else ""
-    return f"{_measure(first)} {best} | {mean}{spread}  ({runs})"
+    best, mean = _shown(min(numbers), measure), _shown(statistics.fmean(numbers), measure)
+    spread = f" ± {_shown(statistics.stdev(numbers), measure)}" if len(numbers) > 1 else ""
+    return f"test {measure.name} {best} | {mean}{spread}  ({runs})"
 
 
-def _measure(result: dict[str, Any]) -> str:
-    return "test perplexity" if "test_perplexity" in result else "test error"
+def _number(result: dict[str, Any], measure: Measure) -> float:
+    return float(result[f"test_{measure.name}"])
 
 
-def _number(result: dict[str, Any]) -> float:
-    return float(result[_measure(result).replace(" ", "_")])
-
-
-def _shown(result: dict[str, Any], number: float) -> str:
-    return f"{number:.2f}" if "test_perplexity" in result else f"{number:.4f}"
+def _shown(number: float, measure: Measure) -> str:
+    return f"{number:.4f}" if measure.is_share else f"{number:.2f}"
 
 
 def _read_result(home: Path) -> dict[str, Any] | None:
