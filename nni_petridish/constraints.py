@@ -24,15 +24,25 @@ from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 
 @dataclass(frozen=True)
 class OneOf:
-    """The value is one of these."""
+    """The value is one of these.
+
+    Parameters
+    ----------
+    allowed
+        The values.
+    is_open
+        Whether others may be added at run time; a schema that is written down then takes any text.
+    """
 
     allowed: Sequence[str]
+    is_open: bool = False
 
     def __get_pydantic_json_schema__(
         self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]
     ) -> dict[str, Any]:
         """Tell pydantic, which this module does not need, what editors may complete."""
-        return {**handler(core_schema), "enum": list(self.allowed)}
+        known = {**handler(core_schema), "enum": list(self.allowed)}
+        return {"anyOf": [known, handler(core_schema)]} if self.is_open else known
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class VisionSpace:
     filters: Count = 16
     mode: Annotated[str, OneOf(MODES)] = "cell"
     stages: Count = 3
-    ops: Annotated[Sequence[Annotated[str, OneOf(KNOWN_OPS)]], MinLen(1)] = VISION_OPS
+    ops: Annotated[Sequence[Annotated[str, OneOf(KNOWN_OPS, is_open=True)]], MinLen(1)] = VISION_OPS
     merge: Annotated[str, OneOf(MERGES)] = "concat_project"
     stem_multiplier: Count = 3
     stem: Annotated[str, OneOf(STEMS)] = "plain"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 from nni_petridish import (
@@ -25,6 +26,7 @@ from nni_petridish.errors import ConfigError, GenotypeError
 from nni_petridish.gallery.saved_model import SavedModel, read_model, write_model
 from nni_petridish.kernels.switch import plain_ops
 from nni_petridish.results.export import export_model
+from nni_petridish.running.config import SearchConfig
 from search_spaces import VisionSpace
 from search_spaces.any_model.genotype import ModelGenotype
 from search_spaces.vision import op_registry
@@ -185,6 +187,19 @@ def test_an_own_op_grows_on_any_model(own_op: str) -> None:
     genotype = finalize_candidates(net, 1)
     assert genotype.learners["1"] == ((("0", own_op),),)
     assert Genotype.from_json(genotype.to_json()) == genotype
+
+
+def test_a_configuration_takes_own_ops(own_op: str, tmp_path: Path) -> None:
+    document = yaml.safe_load((ROOT / "configs/petridish.yml").read_text())
+    path = tmp_path / "own.yml"
+    for ops in ([own_op, "identity"], ["conv_9x9"]):
+        document["searchSpace"]["ops"] = ops
+        path.write_text(yaml.safe_dump(document))
+        if own_op in ops:
+            assert SearchConfig.from_yaml(path).space["ops"] == ops
+        else:
+            with pytest.raises(ConfigError, match=rf"searchSpace.*identity, {own_op}"):
+                SearchConfig.from_yaml(path)
 
 
 def test_a_package_can_name_a_module_with_ops(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from nni_petridish.studies.schema import FILE
+from search_spaces.vision.op_registry import VISION_OPS
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yml"))
 HEADER = "# yaml-language-server: $schema="
@@ -56,3 +57,11 @@ def test_the_schema_names_every_key_of_the_configs(path: Path) -> None:
     if "tuner" in document:
         arguments = parts["$defs"]["Arguments"]["properties"]
         assert set(document["tuner"]["classArgs"]) <= set(arguments)
+
+
+def test_the_schema_offers_the_known_ops_and_takes_those_of_others() -> None:
+    parts = json.loads(FILE.read_text(encoding="utf-8"))["$defs"]["vision"]["$defs"]
+    (items,) = [p["properties"]["ops"]["items"] for p in parts.values() if "ops" in p["properties"]]
+    offered, other = items["anyOf"]
+    assert offered["enum"] == list(VISION_OPS)
+    assert other == {"type": "string"}
