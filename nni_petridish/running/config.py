@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from nni_petridish.constraints import check_value, prefix, resolve
 from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.gallery import Gallery
@@ -22,6 +21,7 @@ from nni_petridish.gallery.search_gallery import check_gallery, open_gallery
 from nni_petridish.registry import ARGUMENTS, DEFAULT_KIND, kind_of
 from nni_petridish.running.process import per_machine
 from nni_petridish.running.schema import check, outline, search_part
+from nni_petridish.search.constraints import check_value, prefix, resolve
 from nni_petridish.search.ranges import Range, make_chooser, split_ranges
 from nni_petridish.search.records import Growth
 from nni_petridish.search.search import Chooser

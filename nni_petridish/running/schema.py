@@ -1,8 +1,8 @@
 """The schema of configuration files: pydantic models made of the dataclasses of the settings.
 
-What a field may be stands once, in the annotation of its dataclass (`nni_petridish.constraints`);
-what it means, in the docstring there. A model adds which keys a part of the file has. It only
-checks: the values stay as they were written, since 1 and 1.0 would make two different searches.
+What a field may be stands once, in the annotation of its dataclass (`search.constraints`); what it
+means, in the docstring there. A model adds which keys a part of the file has. It only checks: the
+values stay as they were written, since 1 and 1.0 would make two different searches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from nni_petridish.constraints import (
+from nni_petridish.errors import ConfigError
+from nni_petridish.registry import Kind, kind_of
+from nni_petridish.search.constraints import (
     Count,
     Folder,
     Meaning,
@@ -35,8 +37,6 @@ from nni_petridish.constraints import (
     describe,
     yaml_hint,
 )
-from nni_petridish.errors import ConfigError
-from nni_petridish.registry import Kind, kind_of
 from nni_petridish.search.ranges import RANGED, Range
 from nni_petridish.search.settings import GrowthSettings, SearchSettings
 

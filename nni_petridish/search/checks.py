@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nni_petridish.constraints import prefix as prefix
 from nni_petridish.errors import ConfigError
+from nni_petridish.search.constraints import prefix as prefix
 
 
 def resolve(place: str, folder: object, base: Path) -> Path:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from nni_petridish.constraints import Count, OneOf, Share, allows, check_fields
 from nni_petridish.core.l1 import L1_SCHEDULES, WEAK_LEARNING
 from nni_petridish.errors import ConfigError
+from nni_petridish.search.constraints import Count, OneOf, Share, allows, check_fields
 from nni_petridish.search.records import Growth
 
 

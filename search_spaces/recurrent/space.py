@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from nni_petridish.constraints import Count, OneOf, check_fields
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, GenotypeError
+from nni_petridish.search.constraints import Count, OneOf, check_fields
 from search_spaces.recurrent.genotype import ACTIVATIONS, RECURRENT_PRIMITIVES, RecurrentGenotype
 
 if TYPE_CHECKING:

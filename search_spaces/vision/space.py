@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from annotated_types import MinLen
 
-from nni_petridish.constraints import Count, OneOf, check_fields
 from nni_petridish.core.genotype import MERGES, Genotype
 from nni_petridish.errors import ConfigError, GenotypeError
+from nni_petridish.search.constraints import Count, OneOf, check_fields
 from search_spaces.vision.genotype import MODES, VisionGenotype, macro_key
 from search_spaces.vision.op_registry import KNOWN_OPS, VISION_OPS
 

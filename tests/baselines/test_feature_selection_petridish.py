@@ -242,7 +242,7 @@ def test_a_linear_genotype_survives_json_and_says_what_is_wrong() -> None:
     with pytest.raises(GenotypeError, match="the space has 2 features but got 'x2'"):
         LinearSpace(2).build(genotype)
     with pytest.raises(GenotypeError, match="is not a key of a linear genotype"):
-        Genotype.from_dict({"version": 1, "space": "linear", "cells": {}})
+        Genotype.from_dict({"version": 1, "space": "linear", "learners": [], "cells": {}})
     with pytest.raises(GenotypeError, match="has no key 'normal'"):
         genotype.grown({"normal": (("x2", "identity"),)})
     for arguments, message in [

@@ -288,8 +288,8 @@ def test_candidates_are_normalised_over_all_steps() -> None:
     attach_candidates(net)
     states = {s: torch.randn(STEPS, BATCH, 7).double() * 3 + 1 for s in ("s0", "s1")}
     images = {name: as_images(state) for name, state in states.items()}
-    for u in net.cell.weak_learner._candidates(images):
-        flat = u.detach().flatten(1)
+    for op, z in net.cell.weak_learner.candidates(images):
+        flat = op(z).detach().flatten(1)
         torch.testing.assert_close(flat.mean(0), torch.zeros(7).double())
         assert (flat.var(0, correction=0) - 1).abs().max() < 1e-2
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from nni_petridish.constraints import Count, OneOf, prefix
 from nni_petridish.core.genotype import MERGES
 from nni_petridish.gallery.select import parse_count
 from nni_petridish.running.config import read_yaml
 from nni_petridish.running.schema import Part, check, keys_of, left_out, part, part_of
+from nni_petridish.search.constraints import Count, OneOf, prefix
 from nni_petridish.tasks.vision import kind as vision
 from nni_petridish.tasks.vision.data import describe
 from nni_petridish.tasks.vision.recipe import Recipe

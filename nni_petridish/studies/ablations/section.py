@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from nni_petridish.constraints import Count, Folder, OneOf, check_fields, prefix
 from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS
 from nni_petridish.search.checks import mapping, refuse_unknown
+from nni_petridish.search.constraints import Count, Folder, OneOf, check_fields, prefix
 
 PLACE = f"{ARGUMENTS}.ablations"
 Changes = dict[str, Any]

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from nni_petridish.constraints import Count, Folder, OneOf, check_fields, prefix
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS, DEFAULT_KIND, kind_of
 from nni_petridish.search.checks import mapping, refuse_unknown
+from nni_petridish.search.constraints import Count, Folder, OneOf, check_fields, prefix
 from nni_petridish.search.settings import check_number
 
 PLACE = f"{ARGUMENTS}.tuning"

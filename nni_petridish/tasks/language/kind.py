@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge
 
-from nni_petridish.constraints import Folder, OneOf, prefix, resolve
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS, PERPLEXITY
+from nni_petridish.search.constraints import Folder, OneOf, prefix, resolve
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.text import TEXT_NAMES, check_text, count_vocabulary
 from search_spaces.recurrent.space import RecurrentSpace

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from nni_petridish.constraints import Count, Device, Share, check_fields
 from nni_petridish.errors import ConfigError
+from nni_petridish.search.constraints import Count, Device, Share, check_fields
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge
 
-from nni_petridish.constraints import Count, Folder, OneOf, prefix, resolve
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS, ERROR
+from nni_petridish.search.constraints import Count, Folder, OneOf, prefix, resolve
 from nni_petridish.tasks.vision.data import DATA_NAMES, Description, check_data, describe
 from nni_petridish.tasks.vision.recipe import Recipe
 from search_spaces.vision.space import VisionSpace

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
 
-from nni_petridish.constraints import Count, Device, Infinite, OneOf, Share, check_fields
 from nni_petridish.errors import ConfigError
+from nni_petridish.search.constraints import Count, Device, Infinite, OneOf, Share, check_fields
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,15 @@ from typing import Annotated, Any
 import pytest
 from annotated_types import Ge, Gt, Le, MinLen
 
-from nni_petridish.constraints import Count, Infinite, OneOf, Share, check_fields, check_value
 from nni_petridish.errors import ConfigError
+from nni_petridish.search.constraints import (
+    Count,
+    Infinite,
+    OneOf,
+    Share,
+    check_fields,
+    check_value,
+)
 
 Names = Annotated[Sequence[Annotated[str, OneOf(("a", "b"))]], MinLen(1)]
 
