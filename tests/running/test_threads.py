@@ -55,7 +55,7 @@ def test_how_threads_wait_is_left_to_who_chose_it(monkeypatch: pytest.MonkeyPatc
 
 def test_a_torch_that_is_there_already_is_told_and_never_given_more_than_it_had() -> None:
     code = (
-        "import torch; from nni_petridish import process\n"
+        "import torch; from nni_petridish.running import process\n"
         "for had, concurrency in ((4, 2), (4, 4), (3, 1)):\n"
         "    torch.set_num_threads(had)\n"
         "    process.cores = lambda: 8\n"
