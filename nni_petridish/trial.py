@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+from nni_petridish.nni_adapter.trial import main, run
 
-from nni_petridish.nni_adapter.trial import main
-
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -1,4 +1,4 @@
-"""What NNI runs as a trial: one growth, ``python -m nni_petridish.trial``.
+"""A trial of NNI: one growth, ``python -m nni_petridish.trial``.
 
 The model is saved before it is reported, so that a manager that dies loses nothing. Exit codes: 0
 done, 1 failed (the reason is in the journal and on stderr), 143 stopped by SIGTERM.
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from nni_petridish.errors import Orphaned, PetridishError
 from nni_petridish.running.process import keep_freed_memory, set_threads
@@ -86,6 +86,15 @@ def main() -> int:
     return 0
 
 
+def run() -> NoReturn:
+    """Run one trial and end the process with its exit code."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # NNI's channel thread may wait for a manager that is gone.
+    os._exit(code)
+
+
 def _grow(growth: Growth, folder: str, stopping: Stopping) -> Outcome:
     from nni_petridish.gallery.gallery import Gallery
     from nni_petridish.registry import kind_of
@@ -113,11 +122,3 @@ def _reporter(growth: Growth, is_share: bool) -> Any:
             raise Orphaned(f"the NNI manager does not answer ({problem}).") from problem
 
     return report
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # NNI's channel thread may wait for a manager that is gone.
-    os._exit(code)

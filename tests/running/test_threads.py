@@ -128,7 +128,7 @@ nni_petridish.trial.main()
 ENTRIES = {
     "search": ("nni_petridish.running.runner", "run_search", COMMAND.format("search"), 1),
     "tune": ("nni_petridish.studies.tuning.study", "_carry_out", COMMAND.format("tune"), 1),
-    "trial": ("nni_petridish.trial", "_grow", TRIAL, 2),
+    "trial": ("nni_petridish.nni_adapter.trial", "_grow", TRIAL, 2),
 }
 
 
