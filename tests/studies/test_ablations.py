@@ -24,6 +24,7 @@ from nni_petridish.studies.ablations.cli import PICTURE_FILE, RUNS_FILE, TABLES_
 from nni_petridish.studies.ablations.paper import PAPER
 from nni_petridish.studies.ablations.settings import Ablations, Run
 from nni_petridish.studies.ablations.tables import findings, table_rows
+from nni_petridish.tasks.task import Phase
 from nni_petridish.tasks.vision.data import _SOURCES
 from nni_petridish.tasks.vision.task import VisionTask
 from search_spaces.vision.genotype import VisionGenotype
@@ -413,10 +414,10 @@ def test_a_search_that_finds_nothing_is_told_and_the_others_go_on(
 ) -> None:
     real = VisionTask.train
 
-    def broken(self: VisionTask, net: Any, **options: Any) -> Any:
-        if "i_max=2" in str(options["checkpoint"]):
+    def broken(self: VisionTask, net: Any, phase: Phase, callbacks: Any) -> Any:
+        if "i_max=2" in str(phase.checkpoint):
             raise TrainingError("the loss is not finite.")
-        return real(self, net, **options)
+        return real(self, net, phase, callbacks)
 
     monkeypatch.setattr(VisionTask, "train", broken)
     told: dict[str, Any] = {}
@@ -430,11 +431,11 @@ def test_ctrl_c_leaves_no_result_of_half_a_search(
 ) -> None:
     real, calls = VisionTask.train, []
 
-    def interrupted(self: VisionTask, net: Any, **options: Any) -> Any:
+    def interrupted(self: VisionTask, net: Any, phase: Phase, callbacks: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:  # the seed is there
             raise KeyboardInterrupt
-        return real(self, net, **options)
+        return real(self, net, phase, callbacks)
 
     path = write(tmp_path, repeats=1)
     monkeypatch.setattr(VisionTask, "train", interrupted)
