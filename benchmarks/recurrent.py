@@ -1,4 +1,4 @@
-"""How long a step of training takes in the recurrent space, measured in one run.
+"""Time of a step of training in the recurrent space, measured in one run.
 
     python benchmarks/recurrent.py [--vocabulary 10000] [--growths 0] [--steps 7]
 

@@ -1,4 +1,4 @@
-"""How the cost of weak learning grows: with filters, cells, image size and earlier growths.
+"""Growth of the cost of weak learning: with filters, cells, image size and earlier growths.
 
     python benchmarks/scaling.py [--steps 5] [--threads 1] [--plot docs/images/scaling.png]
 
@@ -60,7 +60,7 @@ POINTS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured at one point: seconds, and seconds of the lower bound."""
+    """Measurement at one point: seconds, and seconds of the lower bound."""
 
     value: int
     candidates: int

@@ -1,4 +1,4 @@
-"""How the search itself scales: asking, telling, replaying a journal, memory. Nothing is trained.
+"""Scaling of the search itself: asking, telling, replaying a journal, memory. Nothing is trained.
 
     python benchmarks/search.py [--models 100000]
 

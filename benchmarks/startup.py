@@ -1,4 +1,4 @@
-"""What it costs to begin: imports, a trial, and the way from ``nnictl create`` to the first step.
+"""Cost of a start: imports, a trial, and the way from ``nnictl create`` to the first step.
 
     python benchmarks/startup.py [--repeats 5] [--nnictl]
 

@@ -41,7 +41,7 @@ STRATEGIES = ("Petridish", "Random", "RegularizedEvolution", "TPE", "DARTS")
 
 
 class Data(NamedTuple):
-    """What all strategies train on; only `run` looks at the test images, in the end."""
+    """Data that all strategies train on; only `run` looks at the test images, in the end."""
 
     image_shape: tuple[int, ...]
     num_classes: int

@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for small networks more threads
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_model, save_model
 from torch import nn
 
 from nni_petridish import (
@@ -78,13 +79,13 @@ def main() -> None:
         folder = arguments.out or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "genotype.json").write_text(genotype.to_json())
-        torch.save(net.state_dict(), folder / "weights.pt")
+        save_model(net, str(folder / "weights.safetensors"))
         images = data.validation.normalise(next(iter(data.validation.batches(16)))[0])
         program = torch.export.export(net.eval(), (images,))
         torch.export.save(program, folder / "model.pt2")
 
         again = space.build(Genotype.from_json((folder / "genotype.json").read_text()))
-        again.load_state_dict(torch.load(folder / "weights.pt"))
+        load_model(again, str(folder / "weights.safetensors"))
         exported = torch.export.load(folder / "model.pt2").module()
         with torch.no_grad():
             expected = net(images)

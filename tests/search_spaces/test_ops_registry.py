@@ -238,4 +238,5 @@ def test_the_example_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "same predictions" in done.stdout
-    assert {p.name for p in tmp_path.iterdir()} == {"genotype.json", "weights.pt", "model.pt2"}
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"genotype.json", "weights.safetensors", "model.pt2"}
