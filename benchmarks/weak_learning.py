@@ -38,7 +38,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from nni_petridish import attach_candidates, finalize_candidates, sites  # noqa: E402
-from nni_petridish.core.weak_learner import JointWeakLearner  # noqa: E402
+from nni_petridish.core.weak_learner import Candidates  # noqa: E402
 from nni_petridish.kernels.native.calls import native_applies  # noqa: E402
 from nni_petridish.kernels.switch import plain_ops  # noqa: E402
 from nni_petridish.running.process import keep_freed_memory  # noqa: E402
@@ -51,7 +51,7 @@ PLAIN = ("plain parent", "reference")
 class PlainWeakLearner(nn.Module):
     """Algorithm 1 written down as it stands."""
 
-    def __init__(self, ours: JointWeakLearner) -> None:
+    def __init__(self, ours: Candidates) -> None:
         super().__init__()
         self.table, self.ops, self.adapters = ours.table, ours.ops, ours.adapters
 

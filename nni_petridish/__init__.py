@@ -23,7 +23,7 @@ __getattr__, __dir__, __all__ = attach(
         "PetridishTuner": ".nni_adapter.tuner",
         "Search": ".search.search",
         "SearchConfig": ".running.config",
-        "Site": ".core.weak_learner",
+        "Site": ".core.site",
         "ablate": ".studies.ablations",
         "alpha_tables": ".core.grow",
         "attach_candidates": ".core.grow",
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         sites,
     )
     from nni_petridish.core.l1 import L1Schedule
-    from nni_petridish.core.weak_learner import Site
+    from nni_petridish.core.site import Site
     from nni_petridish.errors import PetridishError
     from nni_petridish.gallery.gallery import Gallery
     from nni_petridish.gallery.saved_model import load_model

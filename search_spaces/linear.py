@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from nni_petridish.core.complexity import count_parameters
 from nni_petridish.core.genotype import Genotype, Learner, Shortcut, as_list
-from nni_petridish.core.weak_learner import Site, WeakLearner, WeightedSum
+from nni_petridish.core.site import Site
+from nni_petridish.core.weak_learner import WeakLearner, WeightedSum
 from nni_petridish.errors import ConfigError, GenotypeError
 
 KEY = "prediction"

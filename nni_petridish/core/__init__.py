@@ -9,10 +9,11 @@ from nni_petridish._lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "AlphaTable": ".weak_learner",
+        "AlphaTable": ".alpha_table",
+        "Candidates": ".weak_learner",
         "Genotype": ".genotype",
         "L1Schedule": ".l1",
-        "Site": ".weak_learner",
+        "Site": ".site",
         "WeakLearner": ".weak_learner",
         "alpha_tables": ".grow",
         "attach_candidates": ".grow",
@@ -32,6 +33,7 @@ __getattr__, __dir__, __all__ = attach(
 )
 
 if TYPE_CHECKING:
+    from nni_petridish.core.alpha_table import AlphaTable
     from nni_petridish.core.complexity import count_multiply_adds, count_parameters
     from nni_petridish.core.genotype import Genotype
     from nni_petridish.core.grow import (
@@ -47,9 +49,9 @@ if TYPE_CHECKING:
     )
     from nni_petridish.core.l1 import L1Schedule
     from nni_petridish.core.modes import evaluation_mode
+    from nni_petridish.core.site import Site
     from nni_petridish.core.weak_learner import (
-        AlphaTable,
-        Site,
+        Candidates,
         WeakLearner,
         stop_forward,
         stop_gradient,

@@ -1,8 +1,8 @@
-"""What candidates promise, for the diary of a growth: slopes of the loss, and the best step.
+"""Predicted gain of candidates, for the diary of a growth: slopes of the loss, and the best step.
 
-To first order alone nothing can be promised. The objective ⟨∇L, x_c⟩ of weak learning is linear in
-x_c, which therefore grows large: along it the loss falls for a few percent of x_c and then rises
-steeply. So besides the slope along every candidate, the loss is measured on the way.
+The slope alone predicts little. The objective ⟨∇L, x_c⟩ of weak learning is linear in x_c, which
+therefore grows large: along x_c the loss falls for a few percent of the way and then rises steeply.
+So the loss is also evaluated along the way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nni_petridish.core.grow import sites
 from nni_petridish.core.modes import evaluation_mode
-from nni_petridish.core.weak_learner import JointWeakLearner
+from nni_petridish.core.weak_learner import Candidates
 
 
 def slopes(
@@ -24,20 +24,20 @@ def slopes(
 ) -> dict[str, dict[tuple[str, str], float]]:
     """Return the slope ⟨∇L, α_ij·u_ij⟩ along each candidate u_ij, over all sites of its α table.
 
-    It is α_ij·∂L/∂α_ij: x_c is linear in α, so Eq. 7's inner product is the sum over candidates,
-    and one backward pass gives all of them. Nothing but α gets a gradient, and nothing changes.
+    The slope is α_ij·∂L/∂α_ij: x_c is linear in α, so the inner product in Eq. 7 is a sum over
+    candidates, and one backward pass gives all slopes. The network does not change.
 
     Parameters
     ----------
     net
         A network with candidates attached, in isolated weak learning.
     losses
-        Gives parts of the loss whose sum is L.
+        Returns parts of the loss, with L as their sum.
 
     Returns
     -------
     dict
-        By key of the α table and shortcut; empty if ``losses`` gives nothing.
+        The slopes by key of the α table and shortcut. Empty if ``losses`` returns nothing.
     """
     tables = {site.key: site.weak_learner.table for site in sites(net) if site.weak_learner}
     alphas = [table.alpha for table in tables.values()]
@@ -68,7 +68,7 @@ def slopes(
 
 
 class Step(NamedTuple):
-    """A step x_k + t·x_c of all sites at once, and how it changes the loss."""
+    """A step x_k + t·x_c of all sites at once: its size t, and the change of the loss."""
 
     size: float
     change: float
@@ -80,27 +80,27 @@ def best_step(
     i_max: int,
     backward: bool = False,
 ) -> Step | None:
-    """Return the step along the candidates about to be selected that lowers the loss most.
+    """Return the step along the candidates to be selected that lowers the loss most.
 
     Their sum Σ α·u is added to every x_k with a common t, which doubles from 2⁻¹⁰ as long as the
-    loss falls. Nothing else changes, and nothing is trained.
+    loss falls. Nothing is trained.
 
     Parameters
     ----------
     net
         A network with candidates attached, in isolated weak learning.
     losses
-        Gives parts of the loss.
+        Returns parts of the loss.
     i_max
-        How many candidates of each α table will be selected.
+        The number of candidates of each α table to be selected.
     backward
-        Whether to go against x_c, for a slope that is positive: η may become negative too.
+        Whether to step against x_c, for a positive slope: η can become negative too.
 
     Returns
     -------
     Step or None
-        None for networks that do not run their candidates in evaluation: a recurrent cell does not,
-        as every step of x_c would change the states after it.
+        None for networks that do not run their candidates in evaluation. A recurrent cell does not:
+        adding x_c at one step would change all later states.
     """
     direction = -1.0 if backward else 1.0
     start, best = _loss_at(net, losses, i_max, 0.0), Step(0.0, 0.0)
@@ -119,14 +119,14 @@ def best_step(
 def _loss_at(
     net: nn.Module, losses: Callable[[nn.Module], Iterable[Tensor]], i_max: int, size: float
 ) -> float | None:
-    """Return the loss where x_c is added ``size`` times; None if no site asks for it."""
+    """Return the loss with ``size`` times x_c added; None if no site runs its candidates."""
     handles, added = [], False
     for site in sites(net):
         if (learner := site.weak_learner) is not None:
             chosen = learner.table.top(i_max)
 
             def add(
-                module: JointWeakLearner, arguments: Any, x_k: Tensor, chosen: list[int] = chosen
+                module: Candidates, arguments: Any, x_k: Tensor, chosen: list[int] = chosen
             ) -> Tensor:
                 nonlocal added
                 added = True
@@ -145,9 +145,9 @@ def _loss_at(
 def add_predictions(
     diary: dict[str, Any], net: nn.Module, losses: Callable[[nn.Module], Iterable[Tensor]]
 ) -> dict[str, Any]:
-    """Return a diary with ``slope`` beside each α, and the best ``step`` along those selected.
+    """Add to the diary of a growth a ``slope`` for each α, and the best ``step``.
 
-    It stays as it is if ``losses`` gives nothing.
+    The diary is returned unchanged if ``losses`` returns nothing.
     """
     found, i_max = slopes(net, losses), int(diary["i_max"])
     if not found:

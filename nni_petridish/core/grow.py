@@ -7,8 +7,8 @@ One growth is
     genotype = finalize_candidates(net, i_max=3)  # Algorithm 2
     ...                                           # train on
 
-Both change the module tree in place and leave every prediction as it was. They bring new
-parameters, so make a new optimiser after each of them.
+Both change the module tree in place and preserve all predictions. Both add parameters, so create a
+new optimizer after each of them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,33 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from itertools import chain
-from typing import Any, TypedDict, TypeVar
+from typing import Protocol, TypedDict, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from nni_petridish.core.alpha_table import AlphaTable, Schedule
 from nni_petridish.core.genotype import MERGES, Genotype, Learner
 from nni_petridish.core.l1 import WEAK_LEARNING, check_l1
-from nni_petridish.core.weak_learner import (
-    AlphaTable,
-    JointWeakLearner,
-    Schedule,
-    Site,
-    WeakLearner,
-)
+from nni_petridish.core.site import Site
+from nni_petridish.core.weak_learner import Candidates, WeakLearner
 from nni_petridish.errors import GrowthError
 
 Net = TypeVar("Net", bound=nn.Module)
+
+
+@runtime_checkable
+class Growable(Protocol):
+    """A network that can grow: it has `Site` modules and the genotype of its architecture."""
+
+    genotype: Genotype
+
+
+@runtime_checkable
+class _Wrapper(Protocol):
+    """A module around another one, such as `torch.nn.parallel.DistributedDataParallel`."""
+
+    module: nn.Module
 
 
 class AlphaRow(TypedDict):
@@ -44,7 +54,7 @@ class AlphaRow(TypedDict):
 
 
 def sites(net: nn.Module) -> list[Site]:
-    """Return the layers x_k of a network that can grow, in order of construction."""
+    """Return the sites x_k of a network that have eligible operations, in module order."""
     return [module for module in net.modules() if isinstance(module, Site) and module.op_names]
 
 
@@ -57,21 +67,21 @@ def attach_candidates(
 ) -> Net:
     """Attach all candidate shortcuts to a network's sites (Algorithm 1), in place.
 
-    Whatever trains the network then trains the candidates too, and the network does not notice:
-    predictions and the gradients of its own parameters stay what they were.
+    Any training loop of the network then trains the candidates too. The predictions and the
+    gradients of the network's own parameters do not change.
 
     Parameters
     ----------
     net
-        A growable network: one with `Site` modules and a ``genotype``.
+        A growable network, with `Site` modules and a ``genotype``.
     l1
         λ, the weight of the L1 term on α (Eq. 6); or a schedule, a function from the number of
         backward passes to λ, such as `L1Schedule`.
     weak_learning
-        ``"isolated"`` (the paper's) or ``"joint"`` (its ablation: no stop-gradient, and a scalar
-        that starts at 0 instead of stop-forward).
+        ``"isolated"`` (the paper's algorithm) or ``"joint"`` (its ablation: no stop-gradient, and
+        a parameter that starts at 0 instead of stop-forward).
     keys
-        Which α tables to attach; by default all that have candidates left.
+        The keys of the α tables to attach. By default, all that have candidates left.
 
     Returns
     -------
@@ -106,20 +116,21 @@ def finalize_candidates(
 ) -> Genotype:
     """Turn the candidates with the largest |α| into finished weak learners (Algorithm 2), in place.
 
-    The selected ops keep their weights and statistics, op_merge starts as the weighted sum that was
-    learned, and η starts at 0, so that no prediction changes. All other candidates are dropped.
+    The selected ops keep their weights and statistics, op_merge starts as the learned weighted sum,
+    and η starts at 0, so that no prediction changes. All other candidates are dropped.
 
     Parameters
     ----------
     net
         A network with candidates attached.
     i_max
-        I_max: how many shortcuts each weak learner merges, over all (input, op) pairs; a site may
-        have room for fewer. Of tables that compete (`Site.pool`), I_max are finalised.
+        I_max: the number of shortcuts that each weak learner merges, over all (input, op) pairs; a
+        site may have room for fewer. Of tables that compete (`Site.pool`), I_max are finalized.
     merge
-        ``"concat_project"`` or ``"weighted_sum"``; by default what the network's genotype says.
+        ``"concat_project"`` or ``"weighted_sum"``. By default, that of the network's genotype.
     keys
-        Which α tables to finalise; the candidates of the others are dropped. All by default.
+        The keys of the α tables to finalize; the candidates of the others are dropped. All by
+        default.
 
     Returns
     -------
@@ -143,12 +154,12 @@ def finalize_candidates(
         if site.weak_learner is not None and site.key in chosen:
             _like(site, _finalize(site, chosen[site.key], genotype.merge))
         site.weak_learner = None
-    setattr(net, "genotype", genotype)  # noqa: B010 - nn.Module's type knows no such attribute
+    setattr(net, "genotype", genotype)  # noqa: B010 - nn.Module declares no such attribute
     return genotype
 
 
 def detach_candidates(net: Net) -> Net:
-    """Drop all candidates without selecting any; the network is what it was before attaching."""
+    """Drop all candidates without selecting any."""
     for site in sites(net):
         site.weak_learner = None
     return net
@@ -167,15 +178,15 @@ def has_candidates(net: nn.Module) -> bool:
 def extra_loss(net: nn.Module) -> Tensor:
     """Return ℓ_extra = λ Σ|α| over the α tables (Algorithm 1, line 9), each table once.
 
-    There is no need to add it to the loss: its gradient reaches α by itself. Adding it, say to a
-    loss that is scaled, replaces that gradient and never doubles it.
+    There is no need to add it to the loss: a hook of each table adds its gradient. If it is added,
+    for instance to a scaled loss, it replaces that gradient and never doubles it.
     """
     losses = [table.extra_loss() for table in _tables(net).values()]
     return torch.stack(losses).sum() if losses else torch.zeros(())
 
 
 def candidate_parameters(net: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of the candidates, α included: those that go when they are dropped."""
+    """Return the parameters of all attached candidates, α included."""
     unique = {
         id(parameter): parameter
         for site in sites(net)
@@ -186,7 +197,7 @@ def candidate_parameters(net: nn.Module) -> list[nn.Parameter]:
 
 
 def alpha_tables(net: nn.Module) -> dict[str, list[AlphaRow]]:
-    """Return every α table as plain data, candidates in order of |α|."""
+    """Return every α table as plain data, with its candidates in order of |α|."""
     return {
         key: [
             AlphaRow(
@@ -200,12 +211,12 @@ def alpha_tables(net: nn.Module) -> dict[str, list[AlphaRow]]:
     }
 
 
-def _attach(site: Site, table: AlphaTable, weak_learning: str) -> JointWeakLearner:
+def _attach(site: Site, table: AlphaTable, weak_learning: str) -> Candidates:
     ops = [site.make_op(source, op) for source, op in table.shortcuts]
     missing = [source for source in site.sources if source not in site.adapters]
     made = {source: site.make_adapter(source) for source in missing}
     adapters = {source: adapter for source, adapter in made.items() if adapter is not None}
-    site.weak_learner = site.make_weak_learner(table, ops, adapters, weak_learning)
+    site.weak_learner = site.candidates_type(table, ops, adapters, weak_learning)
     return site.weak_learner
 
 
@@ -221,7 +232,7 @@ def _finalize(site: Site, indices: Sequence[int], merge: str) -> WeakLearner:
         shortcuts,
         [site.finish_op(candidates.ops[i]) for i in indices],
         site.make_merge(merge, weights, len(indices)),
-        # Joint weak learning has already taken a step of this size along x_c.
+        # Joint weak learning has already added x_c, scaled by this.
         eta=0.0 if candidates.scale is None else float(candidates.scale.detach()),
     )
     site.learners.append(learner)
@@ -229,10 +240,10 @@ def _finalize(site: Site, indices: Sequence[int], merge: str) -> WeakLearner:
 
 
 def _like(site: Site, new: nn.Module) -> None:
-    """Move new modules to where the network is, in its precision, layout and mode."""
-    brought = {id(tensor) for tensor in chain(new.parameters(), new.buffers())}
+    """Give new modules the device, precision, layout and mode of the network."""
+    added = {id(tensor) for tensor in chain(new.parameters(), new.buffers())}
     tensors = chain(site.parameters(), site.buffers())
-    own = next((tensor for tensor in tensors if id(tensor) not in brought), None)
+    own = next((tensor for tensor in tensors if id(tensor) not in added), None)
     if own is not None:
         new.to(device=own.device, dtype=own.dtype)
     lay_out(new)
@@ -240,7 +251,7 @@ def _like(site: Site, new: nn.Module) -> None:
 
 
 def lay_out(net: nn.Module) -> None:
-    """Lay out weights as channels_last, unless some have one dimension too many for that."""
+    """Lay out the weights in channels_last, unless some have more than four dimensions."""
     if all(parameter.ndim < 5 for parameter in net.parameters()):
         net.to(memory_format=torch.channels_last)
 
@@ -262,7 +273,7 @@ def _by_key(net: nn.Module, keys: Collection[str] | None) -> dict[str, list[Site
 
 
 def _pools(net: nn.Module) -> dict[str, list[str]]:
-    """Return for every table that competes all keys of its pool, its own among them."""
+    """Return all keys in the pool of every table that competes, its own included."""
     members: dict[str, list[str]] = {}
     pool_of = {site.key: site.pool for site in sites(net) if site.pool is not None}
     for key, pool in pool_of.items():
@@ -271,7 +282,7 @@ def _pools(net: nn.Module) -> dict[str, list[str]]:
 
 
 def _choose(net: nn.Module, tables: dict[str, AlphaTable], i_max: int) -> dict[str, list[int]]:
-    """Return which candidates of which tables are kept."""
+    """Return the indices of the candidates to keep, by key of the α table."""
     room = {site.key: site.room() for site in sites(net)}
     chosen = {}
     for key, table in tables.items():
@@ -309,10 +320,14 @@ def _check_finite(tables: dict[str, AlphaTable]) -> None:
                 raise GrowthError(f"weak learning diverged: α of {name} in {key!r} is {alpha}.")
 
 
-def _genotype_of(net: Any) -> Genotype:
-    genotype = getattr(net, "genotype", None)
-    if not isinstance(genotype, Genotype):
-        inner = getattr(getattr(net, "module", None), "genotype", None)
-        hint = ": grow its .module, then wrap that anew" if isinstance(inner, Genotype) else ""
-        raise GrowthError(f"{type(net).__name__} cannot grow: it has no genotype{hint}.")
-    return genotype
+def _genotype_of(net: nn.Module) -> Genotype:
+    if _is_growable(net):
+        return net.genotype
+    is_wrapped = isinstance(net, _Wrapper) and _is_growable(net.module)
+    hint = ": grow its .module, then wrap that anew" if is_wrapped else ""
+    raise GrowthError(f"{type(net).__name__} cannot grow: it has no genotype{hint}.")
+
+
+def _is_growable(net: object) -> TypeGuard[Growable]:
+    # The attribute of a user's own module may be something else.
+    return isinstance(net, Growable) and isinstance(net.genotype, Genotype)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.core.named_modules import NamedModules
-from nni_petridish.core.weak_learner import Site, WeakLearner
+from nni_petridish.core.site import Site
+from nni_petridish.core.weak_learner import WeakLearner
 from nni_petridish.errors import GrowthError
 from search_spaces.any_model.genotype import VECTOR_OPS
 from search_spaces.any_model.trace import FeatureShape, halvings

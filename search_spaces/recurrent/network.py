@@ -1,11 +1,11 @@
 """The networks of the recurrent space: language models whose cell can grow.
 
-Embedding, one recurrent cell, and a decoder that shares its weights with the embedding. The seed's
-cell has a single relu node on s0; every growth adds one node.
+A network has an embedding, one recurrent cell, and a decoder that shares its weights with the
+embedding. The cell of the seed has a single relu node on s0; every growth adds one node.
 
-The output of a cell is the average of its nodes, ``s_1 + Σ η_i (s_i − s_1)``: η_i is the share of
-node i, and with all η_i = 1/n it is DARTS's mean. A new node has the share 0, so that the function
-of the parent is preserved, and learns its share like every other parameter.
+The output of a cell is the average of its nodes, ``s_1 + Σ η_i (s_i − s_1)``, where η_i is the
+share of node i. With all η_i = 1/n it is the mean, as in DARTS. The share of a new node starts at
+0, which preserves the predictions of the parent, and is trained like every other parameter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Shortcut
-from nni_petridish.core.weak_learner import AlphaTable, JointWeakLearner, Site, WeakLearner
+from nni_petridish.core.site import Site
+from nni_petridish.core.weak_learner import Candidates, WeakLearner
 from nni_petridish.errors import ConfigError
 from nni_petridish.kernels.cross_entropy import linear_cross_entropy
 from nni_petridish.kernels.gates import ACTIVATION_FUNCTIONS, highways
@@ -29,13 +30,13 @@ from search_spaces.recurrent.genotype import CELL_KEY, RecurrentGenotype, node_n
 if TYPE_CHECKING:
     from search_spaces.recurrent.space import RecurrentSpace
 
-#: DARTS's: every weight starts uniform in ±0.04.
+#: As in DARTS, weights start uniform in ±0.04.
 INIT_RANGE = 0.04
 DROPOUTS = ("words", "inputs", "cell_inputs", "hidden", "outputs")
 
 
 class Node(nn.Module):
-    """``[c, a] = (m∘z) W``, ``s = z + σ(c)·(f(a) − z)``: a node with its predecessor z."""
+    """A node with predecessor z: ``[c, a] = (m∘z) W``, ``s = z + σ(c)·(f(a) − z)``."""
 
     def __init__(self, hidden: int, activation: str) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class Node(nn.Module):
         return highway(z, _masked(z, mask) @ self.weight, self.activation)
 
     def extra_repr(self) -> str:
-        """Show width and activation."""
+        """Show the width and the activation."""
         return f"{self.weight.shape[0]}, {self.activation}"
 
 
@@ -58,7 +59,7 @@ def highway(z: Tensor, gates: Tensor, activation: str) -> Tensor:
 
 
 class CandidateNode(nn.Module):
-    """A node while it is a candidate: normalized over all steps, so that |α| compares."""
+    """A candidate node: its state is normalized over all steps, so that |α| is comparable."""
 
     def __init__(self, hidden: int, activation: str) -> None:
         super().__init__()
@@ -70,20 +71,20 @@ class CandidateNode(nn.Module):
         return self.norm(as_images(self.node(z, mask))).view_as(z)
 
 
-class Candidates(JointWeakLearner):
-    """The joint weak learner, with one matrix product for all candidates of a predecessor.
+class CandidateNodes(Candidates):
+    """The candidate nodes of a cell, with one matrix product for all of the same predecessor.
 
     States are images of one pixel here, see `as_images`.
     """
 
     mask: Tensor | None = None
 
-    def candidates(self, z: Mapping[str, Tensor]) -> list[tuple[nn.Module, Tensor]]:
-        """Return the norm of every candidate with what it normalizes."""
+    def ops_with_inputs(self, z: Mapping[str, Tensor]) -> list[tuple[nn.Module, Tensor]]:
+        """Return the norm and the unnormalized state of every candidate."""
         return [(op.norm, state) for op, state in self._states(z)]
 
     def _states(self, z: Mapping[str, Tensor]) -> Iterator[tuple[CandidateNode, Tensor]]:
-        """Yield every candidate with its state; those of one predecessor follow each other."""
+        """Yield every candidate with its state; those of the same predecessor are adjacent."""
         candidates = [cast(CandidateNode, op) for op in self.ops]
         pairs = zip(self.table.shortcuts, candidates, strict=True)
         for source, own in groupby(pairs, key=lambda pair: pair[0][0]):
@@ -109,7 +110,7 @@ class OnlyOne(nn.Module):
     """op_merge of a node, which has one input."""
 
     def forward(self, shortcuts: Sequence[Tensor]) -> Tensor:
-        """Return the one there is."""
+        """Return the only shortcut."""
         (only,) = shortcuts
         return only
 
@@ -120,14 +121,16 @@ class RecurrentCell(Site):
     Parameters
     ----------
     embedding, hidden
-        Width of its input and of its state.
+        Width of the input and of the state.
     activation
-        Of the first node, which reads s0.
+        Activation of the first node, which reads s0.
     op_names
         The eligible activations.
     max_nodes
-        How many nodes it may grow to.
+        The maximum number of nodes.
     """
+
+    candidates_type = CandidateNodes
 
     def __init__(
         self, embedding: int, hidden: int, activation: str, op_names: Sequence[str], max_nodes: int
@@ -143,12 +146,12 @@ class RecurrentCell(Site):
         return [(self.first.activation, 0), *((op, int(source[1:])) for source, op in shortcuts)]
 
     def average(self) -> Tensor:
-        """Return the share of every node in the output; they add up to 1."""
+        """Return the share of every node in the output; the shares sum to 1."""
         etas = [learner.eta for learner in self._finished()]
         return torch.stack([1 - sum(etas, self.weight.new_zeros(())), *etas])
 
     def eligible_shortcuts(self) -> list[Shortcut]:
-        """Return every (earlier node, activation); none if the cell has all nodes it may have."""
+        """Return every (earlier node, activation); none if the cell has ``max_nodes`` already."""
         n = len(self.learners) + 1
         earlier = range(n + 1) if n < self.max_nodes else ()
         return [(node_name(i), op) for i in earlier for op in self.op_names]
@@ -158,21 +161,11 @@ class RecurrentCell(Site):
         return CandidateNode(self.hidden, op)
 
     def make_merge(self, merge: str, weights: Sequence[float] | None, n: int) -> nn.Module:
-        """Merge nothing: a node has one input."""
+        """Make the op_merge of one input."""
         return OnlyOne()
 
-    def make_weak_learner(
-        self,
-        table: AlphaTable,
-        ops: Sequence[nn.Module],
-        adapters: Mapping[str, nn.Module],
-        weak_learning: str,
-    ) -> JointWeakLearner:
-        """Make the joint weak learner that computes the candidates of a predecessor together."""
-        return Candidates(table, ops, adapters, weak_learning)
-
     def finish_op(self, op: nn.Module) -> nn.Module:
-        """Keep the node alone: DARTS's cell has no normalization."""
+        """Return the node without its norm: DARTS's cell has no normalization."""
         return op.node if isinstance(op, CandidateNode) else op
 
     def add_learner(self, shortcuts: Sequence[Shortcut], merge: str) -> None:
@@ -192,12 +185,12 @@ class RecurrentCell(Site):
         h
             State before the first step, shape (batch, hidden).
         mask
-            Locked dropout of the hidden units, shape (batch, hidden).
+            Mask of the locked dropout of hidden units, shape (batch, hidden).
         """
         input_weight, weight_0 = self.weight.split([self.embedding, self.hidden])
         projected = x @ input_weight
         weak = self.weak_learner
-        if isinstance(weak, Candidates):
+        if isinstance(weak, CandidateNodes):
             weak.mask = mask
         if weak is not None and weak.scale is not None:
             return self._step_by_step(projected, h, mask, weight_0)
@@ -207,8 +200,8 @@ class RecurrentCell(Site):
         run = run_recurrence(wiring, projected, h, mask, weight_0, weights, average)
         if not torch.is_grad_enabled():
             return run.outputs
-        # sf hides the value of x_c and sg cuts its inputs, so that all states are known before any
-        # candidate is evaluated: the candidates of all steps are one batch.
+        # Candidates do not affect the states (sf, sg), so all states are known before any candidate
+        # is evaluated: the candidates of all steps are one batch.
         hidden_sum = None
         if weak is not None:
             states = {node_name(i): run.state(i) for i in range(len(weights) + 1)}
@@ -216,7 +209,7 @@ class RecurrentCell(Site):
         return differentiable(run, hidden_sum, projected, h, weight_0, weights, average)
 
     def boost(self, x_k: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        """Return s_1 + Σ η_i (s_i − s_1), and + x_c while candidates learn jointly."""
+        """Return s_1 + Σ η_i (s_i − s_1), plus x_c in joint weak learning."""
         return self._boost(x_k, inputs, None)
 
     def _boost(self, x_k: Tensor, inputs: dict[str, Tensor], mask: Tensor | None) -> Tensor:
@@ -237,7 +230,7 @@ class RecurrentCell(Site):
     def _step_by_step(
         self, projected: Tensor, h: Tensor, mask: Tensor | None, weight_0: Tensor
     ) -> Tensor:
-        """Compute one step after the other: candidates that learn jointly change the states."""
+        """Compute step by step: in joint weak learning, the candidates change the states."""
         outputs = []
         for own in projected.unbind(0):
             s_0 = highway(h, own + _masked(h, mask) @ weight_0, "tanh")
@@ -251,7 +244,7 @@ class RecurrentCell(Site):
 
 
 class RecurrentNetwork(nn.Module):
-    """A language model of the recurrent space; made by `RecurrentSpace.build`."""
+    """A language model of the recurrent space, built by `RecurrentSpace.build`."""
 
     genotype: RecurrentGenotype
 
@@ -280,11 +273,12 @@ class RecurrentNetwork(nn.Module):
         )
 
     def set_dropout(self, **rates: float) -> None:
-        """Set the rates of dropout by name, see `DROPOUTS`; those not named stay.
+        """Set dropout rates by name, see `DROPOUTS`; the others do not change.
 
-        All are locked (variational): drawn once for a sequence, not at every step. ``words`` drops
-        whole words of the embedding, ``inputs`` and ``cell_inputs`` units of embedded words,
-        ``hidden`` what a node reads of a state, ``outputs`` what the decoder reads.
+        All are locked (variational): drawn once per sequence, not at every step. ``words`` drops
+        whole words of the embedding, ``inputs`` and ``cell_inputs`` drop units of embedded words,
+        ``hidden`` drops units of the states that nodes read, and ``outputs`` units of the decoder's
+        input.
         """
         for name, rate in rates.items():
             if name not in DROPOUTS:
@@ -303,15 +297,15 @@ class RecurrentNetwork(nn.Module):
         Parameters
         ----------
         tokens
-            Word numbers, shape (steps, batch).
+            Word indices, shape (steps, batch).
         state
-            The state to go on from, shape (batch, hidden); by default the initial one.
+            The state to continue from, shape (batch, hidden). By default, the initial state.
         """
         outputs, dropped = self.features(tokens, state)
         return self.decode(dropped), outputs[-1].detach()
 
     def features(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return h(t) at all steps, as it is and as the decoder sees it (with dropout)."""
+        """Return h(t) at all steps, without and with the dropout of the decoder's input."""
         batch = tokens.shape[1]
         state = self.initial_state(batch) if state is None else state
         embedded = F.embedding(tokens, self.embedding)
@@ -325,17 +319,17 @@ class RecurrentNetwork(nn.Module):
         return outputs, _masked(outputs, self._mask("outputs", batch, self.cell.hidden))
 
     def decode(self, features: Tensor) -> Tensor:
-        """Return the logits for what the decoder sees; its weights are the embedding's."""
+        """Return the logits for the decoder's input; its weights are those of the embedding."""
         return F.linear(self.project(features), self.embedding, self.bias)
 
     def loss(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the words that follow, for what the decoder sees."""
+        """Return the mean cross-entropy of the target words, for the decoder's input."""
         return linear_cross_entropy(
             self.project(features).flatten(0, 1), self.embedding, self.bias, targets.flatten()
         )
 
     def multiply_adds(self) -> int:
-        """Return the multiply-adds of one word: of all matrix products, the decoder's included."""
+        """Return the multiply-adds of all matrix products for one word, the decoder's included."""
         nodes = len(self.cell.learners) + 1
         projection = self.project.weight.numel() if isinstance(self.project, nn.Linear) else 0
         own = self.cell.weight.numel() + nodes * self.cell.first.weight.numel()

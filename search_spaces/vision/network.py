@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Shortcut
-from nni_petridish.core.weak_learner import Site
+from nni_petridish.core.site import Site
 from nni_petridish.errors import ConfigError
 from search_spaces.vision.genotype import VISION_SOURCES, VisionGenotype
 from search_spaces.vision.ops import ConcatProject, DropPath, FactorizedReduce, make_op, project

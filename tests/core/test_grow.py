@@ -21,7 +21,8 @@ from nni_petridish import (
     sites,
 )
 from nni_petridish.core import candidate_parameters, has_candidates, stop_forward, stop_gradient
-from nni_petridish.core.weak_learner import AlphaTable, JointWeakLearner
+from nni_petridish.core.alpha_table import AlphaTable
+from nni_petridish.core.weak_learner import Candidates
 from nni_petridish.errors import ConfigError, GrowthError
 from nni_petridish.kernels.switch import plain_ops
 from search_spaces.vision.network import VisionNetwork
@@ -61,7 +62,7 @@ def test_weak_learning_is_the_gradient_of_the_inner_product_with_x_c(plain: bool
     torch.manual_seed(0)
     shortcuts = [("a", "linear"), ("b", "linear"), ("a", "square")]
     ops = [nn.Linear(3, 3), nn.Linear(3, 3), Square()]
-    learner = JointWeakLearner(AlphaTable(shortcuts, 0.0), ops, {"b": nn.Tanh()}).double()
+    learner = Candidates(AlphaTable(shortcuts, 0.0), ops, {"b": nn.Tanh()}).double()
     a, b, x_k, g = (torch.randn(5, 3, dtype=torch.float64, requires_grad=True) for _ in range(4))
     alpha = learner.table.alpha
     x_c = alpha[0] * ops[0](a) + alpha[1] * ops[1](b.tanh()) + alpha[2] * a**2
@@ -80,7 +81,7 @@ def test_weak_learning_is_the_gradient_of_the_inner_product_with_x_c(plain: bool
 
 def test_weak_learning_can_be_transformed() -> None:
     torch.manual_seed(0)
-    learner = JointWeakLearner(AlphaTable([("z", "linear")], 0.0), [nn.Linear(3, 3)], {}).double()
+    learner = Candidates(AlphaTable([("z", "linear")], 0.0), [nn.Linear(3, 3)], {}).double()
     x_k, z = torch.randn(2, 5, 3, dtype=torch.float64)
 
     def loss(alpha: Tensor) -> Tensor:
@@ -437,6 +438,9 @@ def test_what_is_wrong_is_said_in_one_line() -> None:
         ),
         "keys must be among normal, reduce but got 'x'": lambda: attach_candidates(net, keys=["x"]),
         "Linear cannot grow: it has no genotype": lambda: attach_candidates(nn.Linear(1, 1)),
+        "DataParallel cannot grow: it has no genotype: grow its .module": lambda: attach_candidates(
+            nn.DataParallel(net)
+        ),
         "merge must be one of": lambda: finalize_candidates(net, merge="max"),
     }.items():
         with pytest.raises((GrowthError, ConfigError)) as caught:

@@ -21,7 +21,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import prune, spectral_norm
 from torch.utils.checkpoint import checkpoint
 
-from nni_petridish.core.weak_learner import AlphaTable, JointWeakLearner
+from nni_petridish.core.alpha_table import AlphaTable
+from nni_petridish.core.weak_learner import Candidates
 from nni_petridish.kernels.batch_norm import normalize
 from nni_petridish.kernels.deferred import add_prepared_sum
 from nni_petridish.kernels.native import calls as native
@@ -400,11 +401,11 @@ def test_a_hidden_sum_forgets_what_nobody_took() -> None:
         torch.testing.assert_close(torch.autograd.grad(loss, op[1].weight)[0], expected)
 
 
-def weak_learner(channels: int = 5, stride: int = 1) -> tuple[JointWeakLearner, Tensor]:
+def weak_learner(channels: int = 5, stride: int = 1) -> tuple[Candidates, Tensor]:
     torch.manual_seed(0)
     shortcuts = [("z", name) for name in VISION_OPS]
     ops = [make_op(name, channels, stride) for _, name in shortcuts]
-    return JointWeakLearner(AlphaTable(shortcuts, 0.0), ops, {}).double(), images(3, channels, 6, 6)
+    return Candidates(AlphaTable(shortcuts, 0.0), ops, {}).double(), images(3, channels, 6, 6)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -448,7 +449,7 @@ def test_candidates_learn_the_same_however_they_are_called(passes: str) -> None:
     twin = copy.deepcopy(learner)
     x_k = images(3, 5, 6, 6).requires_grad_()
 
-    def gradients(learner: JointWeakLearner) -> dict[str, Tensor]:
+    def gradients(learner: Candidates) -> dict[str, Tensor]:
         module = Through(learner, lambda module, x: module(x_k, {"z": x}))
         call(module, z).sin().sum().backward()
         found = {name: p.grad for name, p in learner.named_parameters()}

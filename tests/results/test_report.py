@@ -238,7 +238,7 @@ def test_the_best_step_lowers_the_loss_by_what_it_says() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
     def add(module, arguments, output):  # type: ignore[no-untyped-def]
-        candidates = zip(module.table.alpha, module.candidates(arguments[1]), strict=True)
+        candidates = zip(module.table.alpha, module.ops_with_inputs(arguments[1]), strict=True)
         return output + step.size * sum(alpha * op(z) for alpha, (op, z) in candidates)
 
     start = task.evaluate(net)["loss"]
@@ -257,7 +257,7 @@ def _slope_of_a_step(net, key, index, losses, step=1e-5) -> float:  # type: igno
                 learner = site.weak_learner
 
                 def add(module, arguments, output, learner=learner):  # type: ignore[no-untyped-def]
-                    op, z = learner.candidates(arguments[1])[index]
+                    op, z = learner.ops_with_inputs(arguments[1])[index]
                     return output + t * learner.table.alpha[index] * op(z)
 
                 handles.append(learner.register_forward_hook(add))

@@ -288,7 +288,7 @@ def test_candidates_are_normalised_over_all_steps() -> None:
     attach_candidates(net)
     states = {s: torch.randn(STEPS, BATCH, 7).double() * 3 + 1 for s in ("s0", "s1")}
     images = {name: as_images(state) for name, state in states.items()}
-    for op, z in net.cell.weak_learner.candidates(images):
+    for op, z in net.cell.weak_learner.ops_with_inputs(images):
         flat = op(z).detach().flatten(1)
         torch.testing.assert_close(flat.mean(0), torch.zeros(7).double())
         assert (flat.var(0, correction=0) - 1).abs().max() < 1e-2

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Learner, Shortcut
-from nni_petridish.core.weak_learner import Site, WeakLearner
+from nni_petridish.core.site import Site
+from nni_petridish.core.weak_learner import WeakLearner
 from nni_petridish.errors import GrowthError
 from nni_petridish.nni_adapter.user_spaces.plans import (
     IDENTITY,

@@ -1,0 +1,98 @@
+"""The weights α of the candidates, and their L1 term (Eq. 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nni_petridish.core.genotype import Shortcut
+
+Schedule = Callable[[int], float]
+"""λ as a function of the number of backward passes since the candidates were attached."""
+
+
+class _L1(torch.autograd.Function):
+    """λ‖α‖₁ (Eq. 6), which notifies its table in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor, l1: float, table: AlphaTable) -> Tensor:
+        ctx.save_for_backward(alpha)
+        ctx.l1, ctx.table = l1, table
+        return l1 * alpha.abs().sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (alpha,) = ctx.saved_tensors
+        ctx.table.l1_came_with_loss = True
+        return grads[0] * ctx.l1 * alpha.sign(), None, None
+
+
+class AlphaTable(nn.Module):
+    """The weights α_ij of all candidate shortcuts, shared by every site of one key.
+
+    The L1 term does not need to be part of the loss: a hook adds its subgradient λ·sign(α) once
+    per backward pass, however many sites share the table. A training loop that scales its loss can
+    add `extra_loss` to it instead. The hook then adds nothing, so the term counts exactly once.
+
+    Parameters
+    ----------
+    shortcuts
+        The ``(source, op)`` pair of each candidate.
+    l1
+        λ, or a schedule: a function from the number of backward passes to λ.
+    competitors
+        The number of candidates of this table and of all tables it competes with. By default, its
+        own.
+    """
+
+    backward_passes: Tensor
+    no_weight_decay = ("alpha",)  # L1 alone decides on α
+
+    def __init__(
+        self, shortcuts: Sequence[Shortcut], l1: float | Schedule, competitors: int | None = None
+    ) -> None:
+        super().__init__()
+        self.shortcuts = tuple(shortcuts)
+        self.l1 = l1
+        self.l1_came_with_loss = False
+        # 1/(I·J): x_c starts as the mean of the candidates.
+        start = 1.0 / (competitors or len(shortcuts))
+        self.alpha = nn.Parameter(torch.full((len(shortcuts),), start))
+        self.register_buffer("backward_passes", torch.zeros((), dtype=torch.int64))
+        self._watch_alpha()
+
+    def current_l1(self) -> float:
+        """Return λ after the backward passes so far."""
+        return self.l1(int(self.backward_passes)) if callable(self.l1) else self.l1
+
+    def extra_loss(self) -> Tensor:
+        """Return λ Σ|α_ij| (Eq. 6), differentiable."""
+        result: Tensor = _L1.apply(self.alpha, self.current_l1(), self)
+        return result
+
+    def top(self, i_max: int) -> list[int]:
+        """Return the indices of the i_max largest |α|, largest first, ties in table order."""
+        order = torch.sort(self.alpha.detach().abs(), descending=True, stable=True).indices
+        return [int(i) for i in order[:i_max]]
+
+    def extra_repr(self) -> str:
+        """Show the size and λ."""
+        return f"shortcuts={len(self.shortcuts)}, l1={self.l1}"
+
+    def _watch_alpha(self) -> None:
+        self.alpha.register_hook(self._add_l1)
+
+    def _add_l1(self, gradient: Tensor) -> Tensor:
+        l1 = self.current_l1()
+        came_with_loss, self.l1_came_with_loss = self.l1_came_with_loss, False
+        self.backward_passes += 1
+        return gradient if came_with_loss else gradient + l1 * self.alpha.detach().sign()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copied or unpickled table has a new α tensor, without the hook.
+
+        super().__setstate__(state)
+        self._watch_alpha()
