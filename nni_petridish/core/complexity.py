@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,19 @@ from nni_petridish.core.modes import evaluation_mode
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+@runtime_checkable
+class HasAuxiliaryHead(Protocol):
+    """A network with a second classifier, used in training only; None if it was built without."""
+
+    auxiliary: nn.Module | None
+
+
 def count_parameters(net: nn.Module) -> int:
     """Count the parameters of a network.
 
-    What is there for training only does not count: the auxiliary head and attached candidates.
+    Modules used in training only do not count: the auxiliary head and attached candidates.
     """
-    auxiliary = getattr(net, "auxiliary", None)
+    auxiliary = net.auxiliary if isinstance(net, HasAuxiliaryHead) else None
     scaffold = candidate_parameters(net) + list(auxiliary.parameters() if auxiliary else [])
     left_out = {id(parameter) for parameter in scaffold}
     return sum(p.numel() for p in net.parameters() if id(p) not in left_out)
@@ -29,7 +36,7 @@ def count_parameters(net: nn.Module) -> int:
 def count_multiply_adds(
     net: nn.Module, image_shape: Sequence[int], dtype: torch.dtype | None = None
 ) -> int:
-    """Count the multiply-adds of convs and linears for one image.
+    """Count the multiply-adds of convolutions and linear layers for one image.
 
     A conv costs ``C_in · C_out · k² · H · W / groups``; batch norm, pooling, activations and
     additions cost nothing. Candidates and the auxiliary head do not run at test time.
@@ -37,11 +44,11 @@ def count_multiply_adds(
     Parameters
     ----------
     net
-        The network; it runs once, in eval mode, and is left as it was.
+        The network. It runs once, in eval mode, and is not changed.
     image_shape
-        (channels, height, width) of one input; or whatever shape the network takes.
+        The shape of one input without the batch dimension, such as (channels, height, width).
     dtype
-        Of the input; that of the network's parameters by default.
+        The type of the input. By default, that of the network's parameters.
     """
     total = 0
 
