@@ -93,6 +93,5 @@ class AlphaTable(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copied or unpickled table has a new α tensor, without the hook.
-
         super().__setstate__(state)
         self._watch_alpha()

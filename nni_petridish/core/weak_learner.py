@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from nni_petridish.core.alpha_table import AlphaTable
 from nni_petridish.core.genotype import Shortcut
 from nni_petridish.core.named_modules import NamedModules
-from nni_petridish.kernels.deferred import add_hidden_sum
+from nni_petridish.kernels.deferred import add_deferred_sum
 from nni_petridish.kernels.switch import fast_kernels_enabled
 
 
@@ -79,7 +79,7 @@ class Candidates(nn.Module):
             return x_k  # sf(x_c) is zero, and there is no backward pass
         z = {source: stop_gradient(value) for source, value in inputs.items()}
         if fast_kernels_enabled():  # the same numbers as below, faster
-            return add_hidden_sum(x_k, self.table.alpha, self.ops_with_inputs(z))
+            return add_deferred_sum(x_k, self.table.alpha, self.ops_with_inputs(z))
         return x_k + stop_forward(self.x_c(z))
 
     def x_c(self, z: Mapping[str, Tensor]) -> Tensor:
@@ -167,7 +167,6 @@ class WeightedSum(nn.Module):
     ----------
     weights
         The initial w_c, usually the learned α_c.
-
     """
 
     no_weight_decay = ("weight",)

@@ -1,1 +1,1 @@
-"""The numbers of plain PyTorch ops, computed faster on a CPU; everything works without them."""
+"""Faster implementations of plain PyTorch ops for training on a CPU; all of them are optional."""

@@ -1,4 +1,4 @@
-"""Batch norm in training, on the CPU, that leaves its gradient to what comes before it."""
+"""Batch norm in training on the CPU whose input gradient is computed by the preceding conv."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def normalize(before: BeforeNorm, norm: nn.BatchNorm2d) -> Tensor:
     if moments is None or late is None or not (has_batch_statistics(norm) and norm.affine):
         return norm(y)
     if y.numel() == y.shape[1]:
-        return norm(y)  # which refuses it
+        return norm(y)  # raises PyTorch's error: one value per channel has no variance
     result: Tensor = _Normalize.apply(y, norm.weight, norm.bias, norm, moments, late)
     return result
 
 
 class _Normalize(torch.autograd.Function):
-    """x̂ = (x − μ)/σ, y = γ·x̂ + β."""
+    """Batch norm: x̂ = (x − μ)/σ, y = γ·x̂ + β."""
 
     @staticmethod
     def forward(
@@ -58,7 +58,7 @@ class _Normalize(torch.autograd.Function):
         dbeta, products = native.correlations(g, x, mean)
         dgamma = products * inv_std
         count = x.numel() // x.shape[1]
-        ctx.late.leave(
+        ctx.late.store(
             g,
             native.Combination(
                 *input_gradient_coefficients(gamma * inv_std, mean, inv_std, dgamma, dbeta, count)

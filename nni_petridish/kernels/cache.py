@@ -1,4 +1,4 @@
-"""The folder in a user's home for what can be made again: measured costs, compiled kernels."""
+"""The cache folder in the user's home: measured costs, compiled kernels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the folder; it may not be there yet."""
+    """Return the path of the cache folder, which may not exist yet."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "nni-petridish"
 
 
 def make_cache_folder() -> Path:
-    """Return the folder, made for this user alone: programs in it are run."""
+    """Create the cache folder if needed and return its path.
+
+    Only the user has access to it, because compiled code in it is executed.
+    """
     folder = cache_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder

@@ -1,4 +1,4 @@
-"""The cross-entropy of a large vocabulary without ever holding all logits."""
+"""Cross-entropy over a large vocabulary, without all logits in memory at once."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-#: Rows at a time: the logits of 256 words by 10,000 fit into a processor's cache.
+#: Rows per block: logits of shape (256, 10,000) fit into a processor's cache.
 _ROWS = 256
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """Return ``cross_entropy(linear(x, weight, bias), targets)``, the mean over rows.
 
-    The gradient is computed along with the loss, a few rows at a time, so that every logit is
-    touched while it is in the cache. At 10,000 words this is nearly twice as fast on a CPU.
+    The gradient is computed together with the loss, block by block, while the logits of a block are
+    in the cache. With 10,000 words this is nearly twice as fast on a CPU.
 
     Parameters
     ----------
     x
-        Shape (rows, width).
+        Input of the linear layer, shape (rows, width).
     weight, bias
-        Shapes (words, width) and (words,).
+        Parameters of the linear layer, shapes (words, width) and (words,).
     targets
-        Word numbers, shape (rows,).
+        Word indices, shape (rows,).
     """
     if torch.is_grad_enabled():
         result: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets)
@@ -62,7 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Σ −log p(target) and the softmax, which takes the place of the logits."""
+    """Return Σ −log p(target) and the softmax, which overwrites the logits."""
     logits -= logits.amax(1, keepdim=True)
     own = logits.gather(1, targets.unsqueeze(1)).sum()
     norm = logits.exp_().sum(1, keepdim=True)

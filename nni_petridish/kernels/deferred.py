@@ -1,12 +1,12 @@
-"""x_k + sf(x_c), where x_c is the α-weighted sum of candidates, without computing x_c.
+"""x_k + sf(x_c) without computing x_c, the α-weighted sum of the candidates.
 
-sf hides the value of the sum, so the forward pass returns x_k itself. With g = ∇_{x_k} L, the same
-for all candidates û of a site, the backward pass is dα = ⟨g, û⟩ and dû = α·g. Of a candidate that
-ends in a batch norm without affine parameters, û = (u − μ)/σ, the gradient before the norm is
+sf(x_c) is zero, so the forward pass returns x_k itself. With g = ∇_{x_k} L, the same for all
+candidates û of a site, the backward pass is dα = ⟨g, û⟩ and dû = α·g. For a candidate that ends in
+a batch norm without affine parameters, û = (u − μ)/σ, the gradient before the norm is
 
     du = α/σ · (g − mean(g) − û · mean(g·û)).
 
-`prepared` decides how much of a candidate the forward pass computes.
+`prepared` decides how much of each candidate the forward pass computes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nni_petridish.errors import GrowthError
-from nni_petridish.kernels.deferred_candidates import HiddenCandidate, HiddenGradients, distinct
+from nni_petridish.kernels.deferred_candidates import DeferredCandidate, DeferredGradients, distinct
 from nni_petridish.kernels.late_gradient import LateGradient
 from nni_petridish.kernels.moments import (
     channel_moments,
@@ -41,19 +41,19 @@ from nni_petridish.kernels.prepared import (
 )
 
 
-def add_hidden_sum(
+def add_deferred_sum(
     x_k: Tensor, alpha: Tensor, candidates: Sequence[tuple[nn.Module, Tensor]]
 ) -> Tensor:
     """Return ``x_k + sf(Σ_c α_c op_c(z_c))`` (Algorithm 1, lines 7 and 11) without the sum.
 
-    Each candidate is as fast as the kernels can make it, whatever the others are.
+    The fastest available path is chosen for each candidate independently of the others.
 
     Parameters
     ----------
     x_k
-        The layer that is boosted.
+        The output of the layer.
     alpha
-        One weight for each candidate, shape ``(len(candidates),)``.
+        The weights of the candidates, shape ``(len(candidates),)``.
     candidates
         The op and the input sg(z) of each candidate; op(z) has x_k's shape.
     """
@@ -70,43 +70,45 @@ def add_hidden_sum(
 
 
 def add_prepared_sum(x_k: Tensor, alpha: Tensor, candidates: Sequence[Prepared]) -> Tensor:
-    """Return ``x_k + sf(Σ_c α_c û_c)``, the candidates being of any kinds."""
+    """Return ``x_k + sf(Σ_c α_c û_c)`` for candidates of any kinds."""
     plain = {i: c for i, c in enumerate(candidates) if isinstance(c, Tensor)}
     unnormalized = {i: c for i, c in enumerate(candidates) if isinstance(c, Unnormalized)}
-    hidden = {i: c for i, c in enumerate(candidates) if isinstance(c, HiddenCandidate)}
+    deferred = {i: c for i, c in enumerate(candidates) if isinstance(c, DeferredCandidate)}
     mean, inv_std = _observed_moments([*unnormalized.values()]) if unnormalized else (None, None)
-    inputs, numbers = distinct([c.x for c in hidden.values()])
+    inputs, numbers = distinct([c.x for c in deferred.values()])
     late = [c.late for c in unnormalized.values()]
-    plan = _Plan([*plain, *unnormalized, *hidden], late, list(hidden.values()), numbers)
-    result: Tensor = _AddHiddenSum.apply(
-        *(x_k, alpha, mean, inv_std, plan),
+    kinds = _CandidatesByKind(
+        [*plain, *unnormalized, *deferred], late, list(deferred.values()), numbers
+    )
+    result: Tensor = _AddDeferredSum.apply(
+        *(x_k, alpha, mean, inv_std, kinds),
         *plain.values(),
         *(c.value for c in unnormalized.values()),
         *inputs,
-        *(parameter for c in hidden.values() for parameter in c.parameters),
+        *(parameter for c in deferred.values() for parameter in c.parameters),
     )
     return result
 
 
-class _Plan(NamedTuple):
-    """What a site's candidates are: first plain ones, then those before their norm, then hidden."""
+class _CandidatesByKind(NamedTuple):
+    """The candidates of a site, sorted by kind: plain, then unnormalized, then deferred."""
 
     order: list[int]
-    """The place of each in the table."""
+    """The index of each candidate in the α table."""
     late: Sequence[LateGradient | None]
-    """Of those before their norm."""
-    hidden: Sequence[HiddenCandidate]
+    """The late gradient of each unnormalized candidate."""
+    deferred: Sequence[DeferredCandidate]
     inputs: list[int]
-    """Which of the inputs each hidden one takes."""
+    """The index of the input of each deferred candidate, among the distinct inputs."""
 
     @property
     def is_table_order(self) -> bool:
-        """Whether this is the order of the table too."""
+        """Whether the order by kind is the order of the α table."""
         return self.order == list(range(len(self.order)))
 
 
-class _AddHiddenSum(torch.autograd.Function):
-    """The sum over candidates of three kinds, see `_Plan`."""
+class _AddDeferredSum(torch.autograd.Function):
+    """x_k + sf(Σ α·û) over candidates of three kinds, see `_CandidatesByKind`."""
 
     @staticmethod
     def forward(
@@ -115,57 +117,57 @@ class _AddHiddenSum(torch.autograd.Function):
         alpha: Tensor,
         mean: Tensor | None,
         inv_std: Tensor | None,
-        plan: _Plan,
+        kinds: _CandidatesByKind,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(alpha, mean, inv_std, *tensors)
-        ctx.plan, ctx.observed = plan, False
+        ctx.kinds, ctx.observed = kinds, False
         return x_k.view_as(x_k)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), plan = grads, ctx.plan
+        (g,), kinds = grads, ctx.kinds
         alpha, mean, inv_std, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[5:]
-        weights = alpha if plan.is_table_order else alpha[plan.order]
-        # Where the hidden ones start, and those before their norm.
-        end = len(plan.order) - len(plan.hidden)
-        start = end - len(plan.late)
+        weights = alpha if kinds.is_table_order else alpha[kinds.order]
+        # Unnormalized candidates are at start:end, deferred ones from end on.
+        end = len(kinds.order) - len(kinds.deferred)
+        start = end - len(kinds.late)
         grad_weights, grad_tensors = list[Tensor](), list[Tensor | None]()
         if start:
             products, found = _gradients(g, weights[:start], tensors[:start], wanted[:start])
             grad_weights.append(products)
             grad_tensors += found
-        if plan.late or plan.hidden:
+        if kinds.late or kinds.deferred:
             g = g.contiguous(memory_format=torch.channels_last)
-        if plan.late:
+        if kinds.late:
             gradients = _native_gradients if native_applies(g) else _normalized_gradients
             own = slice(start, end)
             products, found = gradients(
-                g, weights[own], mean, inv_std, tensors[own], wanted[own], plan.late
+                g, weights[own], mean, inv_std, tensors[own], wanted[own], kinds.late
             )
             grad_weights.append(products)
             grad_tensors += found
-        if plan.hidden:
-            hidden = HiddenGradients(plan.hidden, plan.inputs, tensors[end:], wanted[end:])
-            # The norms observe once, should there be more than one backward pass.
+        if kinds.deferred:
+            deferred = DeferredGradients(kinds.deferred, kinds.inputs, tensors[end:], wanted[end:])
+            # Update running statistics once, even if there are several backward passes.
             observe, ctx.observed = not ctx.observed, True
             grad_weights.append(
-                alpha.new_tensor(hidden.compute(g, weights[end:].tolist(), observe))
+                alpha.new_tensor(deferred.compute(g, weights[end:].tolist(), observe))
             )
-            grad_tensors += hidden.gradients()
+            grad_tensors += deferred.gradients()
         grad_alpha = torch.cat([part.to(alpha.dtype) for part in grad_weights])
-        if not plan.is_table_order:
+        if not kinds.is_table_order:
             grad_alpha = torch.empty_like(grad_alpha).index_copy_(
-                0, torch.tensor(plan.order, device=grad_alpha.device), grad_alpha
+                0, torch.tensor(kinds.order, device=grad_alpha.device), grad_alpha
             )
         return g, grad_alpha, None, None, None, *grad_tensors
 
 
 @torch.no_grad()
 def _observed_moments(candidates: Sequence[Unnormalized]) -> tuple[Tensor, Tensor]:
-    """Return mean and inverse standard deviation, after showing them to the norms."""
+    """Return mean and inverse standard deviation, and update the running statistics."""
     value, norms = candidates[0].value, [c.norm for c in candidates]
     mean, variance = channel_moments([c.moments for c in candidates], value.shape[1])
     update_running_statistics(norms, mean, variance, value.numel() // value.shape[1])
@@ -192,7 +194,7 @@ def _normalized_gradients(
 ) -> tuple[Tensor, list[Tensor | None]]:
     for place in late:
         if place is not None:
-            place.nothing()
+            place.clear()
     g = pixel_rows(g)
     rows = [pixel_rows(u) for u in candidates]
     channels = mean.shape[1]
@@ -236,7 +238,7 @@ def _native_gradients(
     for row, u, want, place in zip(rows, candidates, wanted, late, strict=True):
         combination = native.Combination(*row.unbind())
         if place is not None:
-            place.leave(g, combination)
+            place.store(g, combination)
             grad_u.append(g)
         else:
             grad_u.append(native.combine(g, u, combination) if want else None)

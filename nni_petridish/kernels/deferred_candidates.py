@@ -1,10 +1,10 @@
 """Candidates that are computed in the backward pass.
 
-sf hides the value of a candidate, so nothing needs it before g = ∇_{x_k} L is known. Then its
-forward and its backward pass are done in one go, one candidate after the other (the poolings of an
-input together), while what is between the two is in the cache; nothing of it is kept in memory from
-the forward pass of the network to the backward pass. Its batch norms update their running
-statistics in the backward pass, therefore, by the same numbers.
+sf(x_c) is zero, so the value of a candidate is not needed before g = ∇_{x_k} L is known. The
+backward pass of the network then runs forward and backward of each candidate in one go (the
+poolings of an input together), while intermediate values are in the cache. Nothing is saved in the
+forward pass of the network. The batch norms of the candidates therefore update their running
+statistics in the backward pass, by the same numbers.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nni_petridish.kernels.native.candidates import Candidate, Kernel, candidate_gradients
+from nni_petridish.kernels.native.candidates import CandidateCall, Kernel, candidate_gradients
 
 EPS, MOMENTUM = 1e-5, 0.1
-"""Of the batch norms of all candidates."""
+"""Settings of the batch norms of all candidates."""
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
-class HiddenCandidate(NamedTuple):
+class DeferredCandidate(NamedTuple):
     """A candidate that is computed in the backward pass."""
 
     x: Tensor
-    """Its input."""
+    """The input."""
     kernel: Kernel
     parameters: Sequence[Tensor]
-    """In the order of its kernel."""
+    """The parameters, in the order of the kernel."""
     running: Sequence[Tensor]
-    """The `running_statistics` of its norms."""
+    """The `running_statistics` of the norms."""
 
 
-class HiddenGradients:
-    """The gradients of a site's hidden candidates.
+class DeferredGradients:
+    """The gradients of the deferred candidates of one site.
 
     Parameters
     ----------
     candidates
-        They.
+        The deferred candidates, in the order of the α table.
     inputs
-        Which of the inputs each of them takes.
+        The index of each candidate's input among the distinct inputs.
     tensors
-        The inputs, then the parameters of one candidate after the other.
+        The distinct inputs, followed by the parameters of one candidate after the other.
     wanted
-        Whether the gradient of each of these is wanted; those of parameters are computed anyway.
+        Whether the gradient of each tensor is needed. Those of parameters are always computed.
     """
 
     def __init__(
         self,
-        candidates: Sequence[HiddenCandidate],
+        candidates: Sequence[DeferredCandidate],
         inputs: Sequence[int],
         tensors: Sequence[Tensor],
         wanted: Sequence[bool],
     ) -> None:
         n = 1 + max(inputs)
         self.candidates, self.numbers = candidates, inputs
-        # What saves tensors elsewhere may have changed their layout.
+        # Hooks on saved tensors may have changed their layout.
         self.inputs = [x.contiguous(memory_format=torch.channels_last) for x in tensors[:n]]
         self.parameters = [parameter.contiguous() for parameter in tensors[n:]]
         self.input_grads = [
@@ -68,16 +68,16 @@ class HiddenGradients:
         self.parameter_grads = [torch.empty_like(parameter) for parameter in self.parameters]
 
     def compute(self, g: Tensor, alpha: Sequence[float], observe: bool) -> list[float]:
-        """Compute all of it, x_k having the gradient g; return dα.
+        """Compute the gradients of inputs and parameters for g = ∇_{x_k} L, and return dα.
 
-        The norms see what they would have seen in the forward pass, if they are to observe it.
+        If ``observe`` is true, the norms update their running statistics.
         """
-        calls: list[Candidate] = []
+        calls: list[CandidateCall] = []
         written, start = set(), 0
         for candidate, i, weight in zip(self.candidates, self.numbers, alpha, strict=True):
             own = slice(start, start + len(candidate.parameters))
             calls.append(
-                Candidate(
+                CandidateCall(
                     kernel=candidate.kernel,
                     alpha=weight,
                     x=self.inputs[i],
@@ -98,21 +98,22 @@ class HiddenGradients:
 
 
 def distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-    """Return each tensor once, and which of them each one is."""
+    """Return the distinct tensors, and the index of each given tensor among them."""
     found = list({id(tensor): tensor for tensor in tensors}.values())
     numbers = {id(tensor): i for i, tensor in enumerate(found)}
     return found, [numbers[id(tensor)] for tensor in tensors]
 
 
 def running_statistics(norms: Iterable[nn.BatchNorm2d], x: Tensor) -> list[Tensor] | None:
-    """Return mean, variance and number of batches of each; None if any is not as all others.
+    """Return mean, variance and number of batches of each norm, one after the other.
 
-    They are norms of as many channels as x has, and of its type.
+    Returns None if a norm has other settings than `EPS` and `MOMENTUM`, or if its channels or type
+    are not those of x.
     """
     found: list[Tensor] = []
     channels, dtype = x.shape[1], x.dtype
     for norm in norms:
-        # Not by name, which a module looks up in three dictionaries: this is called often.
+        # Faster than attribute access, which searches three dictionaries: this is called often.
         mean, variance, batches = map(norm._buffers.get, _RUNNING)
         if mean is None or variance is None or batches is None or not has_default_settings(norm):
             return None
@@ -127,5 +128,5 @@ def running_statistics(norms: Iterable[nn.BatchNorm2d], x: Tensor) -> list[Tenso
 
 
 def has_default_settings(norm: nn.BatchNorm2d) -> bool:
-    """Return whether its statistics can be updated together with those of all others."""
+    """Return whether a norm has the settings that the kernels assume, `EPS` and `MOMENTUM`."""
     return (norm.momentum, norm.eps) == (MOMENTUM, EPS)

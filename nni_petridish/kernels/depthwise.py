@@ -1,13 +1,13 @@
 """Depthwise convolution whose backward pass stays on the fast path of the CPU.
 
-On the CPU, oneDNN computes depthwise convs in channels_last quickly forward, and backward if the
-kernel is not dilated and, for the weight gradient, at most three columns wide. Everything else is
-done by code that is 5 to 50 times slower. These identities lead back to the fast path:
+On the CPU, oneDNN has a fast forward pass for depthwise convs in channels_last. Its backward pass
+is fast only if the kernel is not dilated and, for the weight gradient, at most three columns wide;
+otherwise it is 5 to 50 times slower. These identities lead back to the fast path:
 
 - the input gradient of a stride-1 conv is the conv of g with the flipped kernel;
-- a conv of dilation d and stride 1 is a conv of dilation 1 on the d² phases of the image, taken
-  as so many images;
-- one of dilation d and stride d is a conv of dilation 1 and stride 1 on the first phase alone;
+- a conv of dilation d and stride 1 is a conv of dilation 1 on the d² phases of the image, each
+  taken as an image;
+- a conv of dilation d and stride d is a conv of dilation 1 and stride 1 on the first phase;
 - the weight gradient of five columns is two gradients of three columns on shifted inputs.
 """
 
@@ -26,7 +26,7 @@ from nni_petridish.kernels.native.calls import Geometry
 from nni_petridish.kernels.switch import fast_kernels_apply
 
 FAST_COLUMNS = 3
-"""oneDNN's fast weight gradient takes kernels of at most this many columns."""
+"""The maximum number of kernel columns for oneDNN's fast weight gradient."""
 
 
 class _DepthwiseConv(torch.autograd.Function):
@@ -57,16 +57,16 @@ class _DepthwiseConv(torch.autograd.Function):
 
 
 class DepthwiseConv2d(nn.Conv2d):
-    """A depthwise `torch.nn.Conv2d` without bias and with "same" padding, faster in training.
+    """A depthwise `torch.nn.Conv2d` without bias, with "same" padding, and faster in training.
 
     Parameters
     ----------
     channels
         Number of channels.
     kernel
-        Side of the kernel, odd.
+        Height and width of the kernel, an odd number.
     stride, dilation
-        As of `torch.nn.Conv2d`.
+        As in `torch.nn.Conv2d`.
     """
 
     def __init__(self, channels: int, kernel: int, stride: int = 1, dilation: int = 1) -> None:
@@ -108,11 +108,11 @@ def _weight_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -
     kernel, _, period = geometry
     if kernel <= FAST_COLUMNS and period == 1 and x.shape[2] >= kernel:
         return _plain_weight_gradient(x, g, weight)
-    # Three columns of the kernel at a time, g moves past x so that they become the middle ones. The
-    # margins of zeros are as wide as it moves: then its end can flow over into the next row, and
-    # to move it is to read the same memory from another start.
+    # For three columns of the kernel at a time, g is shifted so that they become the middle ones.
+    # The margins of zeros are as wide as the largest shift, so that a row may run over into the
+    # margin of the next: shifting g is reading the same memory from another offset.
     margin = max(kernel - FAST_COLUMNS, 0) // 2
-    rows = max(-(-x.shape[2] // period), kernel)  # the fast path wants no fewer than the kernel
+    rows = max(-(-x.shape[2] // period), kernel)  # the fast path needs as many as the kernel
     columns = -(-x.shape[3] // period) + 2 * margin
     x, _ = _phases(x, period, rows, columns, margin)
     _, memory = _phases(g, period, rows, columns, 2 * margin)
@@ -144,23 +144,23 @@ def _plain_weight_gradient(x: Tensor, g: Tensor, weight: Tensor) -> Tensor:
 
 
 def _phases(x: Tensor, period: int, rows: int, columns: int, left: int) -> tuple[Tensor, Tensor]:
-    """Lay out the pixel phases of each image as images, in a frame of zeros.
+    """Lay out the pixel phases of each image as images, padded with zeros.
 
     Parameters
     ----------
     x
         A batch of images.
     period
-        There are period² phases; with 1, the image is its only phase.
+        The distance of the pixels of one phase; there are period² phases.
     rows, columns
-        Size of the frame.
+        Size of the padded images.
     left
-        Zeros to the left of each phase; as many follow the last image.
+        Columns of zeros to the left of each phase. As many pixels of zeros follow the last image.
 
     Returns
     -------
     tuple of Tensor
-        The new batch, and the memory that it and the zeros behind it lie in.
+        The new batch, and its memory as a vector, with the zeros after the last image.
     """
     n, channels, height, width = x.shape
     shape = (period, period, n, rows, columns, channels)

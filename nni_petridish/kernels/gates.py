@@ -1,7 +1,7 @@
-"""The gates of nodes, and many nodes of one predecessor at once.
+"""The gates of recurrent nodes, computed for all nodes with the same predecessor at once.
 
-A node with predecessor z is s = z + σ(c)·(f(a) − z), where [c, a] = (m∘z) W. All nodes of one
-predecessor share one matrix product: their weights lie side by side, all c, then all a.
+A node with predecessor z is s = z + σ(c)·(f(a) − z), where [c, a] = (m∘z) W. All nodes with the
+same predecessor share one matrix product: their weights are concatenated, all c, then all a.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ _IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
 def highways(
     z: Tensor, masked: Tensor, activations: Sequence[str], weights: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Return ``z + σ(c)·(f_k(a) − z)``, ``[c, a] = masked W_k``, for each k: one matrix product.
+    """Return ``z + σ(c)·(f_k(a) − z)``, ``[c, a] = masked W_k``, for each node k.
 
     Parameters
     ----------
     z, masked
-        The predecessor, and what dropout leaves of it; shape (rows, hidden).
-    activations, weights
-        f_k and W_k of each node, shape (hidden, 2·hidden).
+        The predecessor without and with dropout, shape (rows, hidden).
+    activations
+        The name of f_k of each node.
+    weights
+        W_k of each node, shape (hidden, 2·hidden).
     """
     result: tuple[Tensor, ...] = _Highways.apply(z, masked, tuple(activations), *weights)
     return result
@@ -79,7 +81,7 @@ class _Highways(torch.autograd.Function):
 
 
 def merge_weights(weights: Sequence[Tensor]) -> Tensor:
-    """Put (hidden, [c, a]) weights side by side: all c, then all a."""
+    """Concatenate weights (hidden, [c, a]) of several nodes: all c, then all a."""
     if len(weights) == 1:
         return weights[0].detach()
     halves = [weight.chunk(2, 1) for weight in weights]
@@ -87,7 +89,7 @@ def merge_weights(weights: Sequence[Tensor]) -> Tensor:
 
 
 def split_weights(merged: Tensor, n: int) -> list[Tensor]:
-    """Return what `merge_weights` put side by side."""
+    """Split the result of `merge_weights` into the weights of n nodes."""
     parts = merged.view(len(merged), 2, n, -1).unbind(2)
     return [part.reshape(len(merged), -1) for part in parts]
 
@@ -100,11 +102,11 @@ def open_gates(z: Tensor, gates: Tensor, activations: Sequence[str], out: Tensor
     z
         The predecessor, shape (batch, hidden).
     gates
-        Shape (batch, 2, members, hidden).
+        [c, a] of each node, shape (batch, 2, nodes, hidden).
     activations
-        f of each member.
+        The name of f of each node.
     out
-        Where the states go, shape (members, batch, hidden).
+        Output tensor for the states, shape (nodes, batch, hidden).
     """
     c, a = gates.unbind(1)
     c.sigmoid_()
@@ -122,20 +124,22 @@ def through_gates(
     activations: Sequence[str],
     direct: Tensor | None,
 ) -> None:
-    """Write ∂/∂[c, a] of s = z + σ(c)·(f(a) − z), and what z gets directly: ds·(1 − σ(c)).
+    """Backpropagate through s = z + σ(c)·(f(a) − z): to [c, a], and directly to z.
 
     Parameters
     ----------
     ds
-        Gradient of s, shape (batch, members, hidden).
+        Gradient of s, shape (batch, nodes, hidden).
     source
         z, shape (batch, 1, hidden).
-    gate, out
-        [σ(c), f(a)] and where their gradients go, shape (batch, 2, members, hidden).
+    gate
+        [σ(c), f(a)], shape (batch, 2, nodes, hidden).
+    out
+        Output tensor for the gradient of [c, a], of the same shape.
     activations
-        f of each member.
+        The name of f of each node.
     direct
-        Where z's direct gradient goes, of ds's shape; None if nobody wants it.
+        Output tensor for the direct gradient of z, ds·(1 − σ(c)), of ds's shape; None to skip it.
     """
     c, a = gate.unbind(1)
     grad_c, grad_a = out.unbind(1)
@@ -149,7 +153,7 @@ def through_gates(
 
 
 def _multiply_by_slope(name: str, grad: Tensor, value: Tensor) -> None:
-    """Multiply by f', which is a function of f's value, in place."""
+    """Multiply by f', computed from the value of f, in place."""
     if name == "relu":
         aten.threshold_backward.grad_input(grad, value, 0, grad_input=grad)
     elif name in _BACKWARD:

@@ -1,10 +1,11 @@
-"""The gradient of a batch norm, left to what comes before it.
+"""The input gradient of a batch norm, computed by the conv before the norm.
 
-With y the input of a batch norm, ∇_y L = of_g·g + of_y·y + constant where g is the gradient of the
-norm's output and the vectors of coefficients follow from a few sums. To write that out is a pass
-over memory for the norm, and one more for the conv before it that reads it. So the norm can hand
-back g itself as its gradient, with the coefficients beside it in a `LateGradient`; the conv, which
-made the `LateGradient` and is the only one to see that gradient, does the rest on the way.
+With y the input of a batch norm, ∇_y L = of_g·g + of_y·y + constant, where g is the gradient of the
+norm's output and the coefficients, vectors over channels, follow from a few sums. Computing it in
+the norm would take one pass over memory to write it and another one, in the conv, to read it. So
+the norm returns g itself as its gradient and stores the coefficients in a `LateGradient`. The conv,
+which created the `LateGradient` and is the only consumer of that gradient, applies them as it
+reads g.
 """
 
 from __future__ import annotations
@@ -18,29 +19,32 @@ from nni_petridish.kernels.native.calls import Combination
 
 
 class LateGradient:
-    """What a norm leaves to be done to its gradient."""
+    """The coefficients that turn g into the input gradient of a norm."""
 
     def __init__(self) -> None:
-        self._left: tuple[Tensor, int, Combination] | None = None
+        self._stored: tuple[Tensor, int, Combination] | None = None
 
-    def leave(self, g: Tensor, combination: Combination) -> None:
-        """Say that the gradient is this combination of g, which is handed back, and y."""
-        self._left = g, g._version, combination
+    def store(self, g: Tensor, combination: Combination) -> None:
+        """Store that the gradient is this combination of y and g, which the norm returns."""
+        self._stored = g, g._version, combination
 
-    def nothing(self) -> None:
-        """Say that what is handed back is the gradient."""
-        self._left = None  # of a backward pass that ended before the conv
+    def clear(self) -> None:
+        """Store that the norm returns the gradient itself."""
+        self._stored = None  # drop those of a backward pass that ended before the conv
 
     def take(self, g: Tensor) -> Combination:
-        """Return what was left to do, once: by itself, a gradient is what it is."""
-        left, self._left = self._left, None
-        if left is None:
+        """Return the stored combination and clear it; without one, the gradient is g."""
+        stored, self._stored = self._stored, None
+        if stored is None:
             return Combination(torch.ones(g.shape[1], dtype=g.dtype), None, None)
-        same, version, combination = left
-        # Not the tensor itself: with create_graph another stands for it.
+        same, version, combination = stored
+        # Compare memory, not identity: with create_graph the tensor is another object.
         if g.data_ptr() != same.data_ptr() or g._version != version:
-            # Autograd added another gradient to it: what was left is for one of them.
-            raise RuntimeError("a value that leaves its gradient to a conv has one batch norm only")
+            # Autograd added another gradient, to which the coefficients do not apply.
+            raise RuntimeError(
+                "the output of a fused convolution must feed exactly one batch norm; use"
+                " plain_ops() to lift this."
+            )
         return combination
 
 
@@ -49,6 +53,6 @@ class BeforeNorm(NamedTuple):
 
     value: Tensor
     moments: tuple[Tensor, Tensor] | None = None
-    """Mean and biased variance of its channels, if they are known."""
+    """Mean and biased variance of the channels, if known."""
     late: LateGradient | None = None
-    """Where the norm may leave its gradient, if it may."""
+    """Holder of the coefficients of the gradient, if a fused conv computed the value."""

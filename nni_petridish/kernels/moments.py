@@ -1,9 +1,9 @@
-"""Moments of image batches, for batch norm without its output.
+"""Moments of image batches, for the gradient of a batch norm whose output is not computed.
 
 In channels_last, the natural matrix of an image batch has one row per pixel and one column per
-channel. With 16 channels such rows are too short for vector units and loop overhead dominates; here
-several pixels share a row (`pixel_rows`), and sums over their copies of a channel are combined in
-the end. The formulas, with x̂ = (x − μ)/σ, y = γ·x̂ and g = ∇_y L, are
+channel. With 16 channels such rows are too short for vector units, and loop overhead dominates.
+Here several pixels share a row (`pixel_rows`), and sums over the copies of a channel are combined
+at the end. With x̂ = (x − μ)/σ, y = γ·x̂ and g = ∇_y L, the formulas are
 
     dγ = Σ g·x̂,    dx = γ/σ · (g − mean(g) − x̂ · mean(g·x̂)).
 """
@@ -19,11 +19,11 @@ from nni_petridish.kernels.native import calls as native
 from nni_petridish.kernels.native.calls import native_applies
 
 ROW_LENGTH = 256
-"""Rows of this many numbers are long enough for vector units and short enough for the L1 cache."""
+"""Maximum row length: long enough for vector units and short enough for the L1 cache."""
 
 
 def pixel_rows(x: Tensor) -> Tensor:
-    """View a channels_last batch as a matrix: as many pixels to a row as fit in ROW_LENGTH."""
+    """View a channels_last batch as a matrix with several pixels per row, up to ROW_LENGTH."""
     n, channels, height, width = x.shape
     pixels, per_row = n * height * width, 1
     while 2 * per_row * channels <= ROW_LENGTH and pixels % (2 * per_row) == 0:
@@ -32,13 +32,13 @@ def pixel_rows(x: Tensor) -> Tensor:
 
 
 def image_view(rows: Tensor, like: Tensor) -> Tensor:
-    """View the rows of `pixel_rows` as the batch of images that they are."""
+    """View the result of `pixel_rows` as a batch of images again."""
     n, channels, height, width = like.shape
     return rows.view(n, height, width, channels).permute(0, 3, 1, 2)
 
 
 def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance of each column of `pixel_rows`, or of each channel."""
+    """Return mean and biased variance of each column of `pixel_rows(x)`, or of each channel."""
     if native_applies(x):
         return native.moments(x)
     rows = pixel_rows(x)
@@ -59,14 +59,14 @@ def channel_moments(
     moments
         The `row_moments` of each batch.
     channels
-        How many channels they have.
+        The number of channels.
 
     Returns
     -------
     tuple of Tensor
         Both of shape ``(len(moments), channels)``.
     """
-    if len({mean.numel() for mean, _ in moments}) > 1:  # columns of rows, or channels already
+    if len({mean.numel() for mean, _ in moments}) > 1:  # some by column, some by channel
         folded = [channel_moments([pair], channels) for pair in moments]
         return torch.cat([mean for mean, _ in folded]), torch.cat([v for _, v in folded])
     shape = (len(moments), -1, channels)
@@ -79,16 +79,16 @@ def channel_moments(
 def update_running_statistics(
     norms: Sequence[nn.BatchNorm2d], mean: Tensor, variance: Tensor, count: int
 ) -> None:
-    """Do to the running statistics what a forward pass of each norm in training mode does.
+    """Update the running statistics as a forward pass of each norm in training mode does.
 
     Parameters
     ----------
     norms
-        The norms, all of the same momentum.
+        The norms, all with the same momentum.
     mean, variance
-        Those of `channel_moments`, one row for each norm.
+        The result of `channel_moments`, one row per norm.
     count
-        How many numbers per channel they are taken over.
+        The number of values per channel.
     """
     momentum = norms[0].momentum
     assert momentum is not None
@@ -99,9 +99,9 @@ def update_running_statistics(
 
 
 def has_batch_statistics(norm: nn.Module) -> bool:
-    """Return whether it is a norm by the moments of its batch, with a plain running average."""
+    """Return whether a module normalizes by the moments of its batch and keeps running ones."""
     return (
-        type(norm) is nn.BatchNorm2d  # and not what is synchronised between processes
+        type(norm) is nn.BatchNorm2d  # not a subclass such as SyncBatchNorm
         and norm.training
         and norm.track_running_stats
         and norm.momentum is not None
@@ -110,7 +110,7 @@ def has_batch_statistics(norm: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether to call the module does more than its forward pass (pruning, for one)."""
+    """Return whether a call of the module runs hooks besides its forward pass (e.g. pruning)."""
     return bool(
         module._forward_pre_hooks
         or module._forward_hooks
@@ -128,14 +128,14 @@ def norm_as_affine(
 
 
 def widened(vectors: Tensor, per_row: int) -> Tensor:
-    """Repeat vectors over the channels, the last dimension, for each pixel of a row."""
+    """Repeat vectors over channels, the last dimension, for each pixel of a row."""
     shape = (*vectors.shape[:-1], per_row, vectors.shape[-1])
-    # With one channel, flatten returns a view that the kernels of PyTorch misread.
+    # With one channel, flatten returns a view with strides that PyTorch's kernels misread.
     return vectors.unsqueeze(-2).expand(shape).flatten(-2).contiguous()
 
 
 def row_correlations(g: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor) -> list[Tensor]:
-    """Return Σ g·x̂ and Σ g of each column of `pixel_rows`; the moments are `widened`."""
+    """Return Σ g·x̂ and Σ g of each column of `pixel_rows`, given `widened` moments."""
     if g.device.type == "cpu":
         _, products, sums = torch.ops.aten.native_batch_norm_backward(
             g, x, None, None, None, mean, inv_std, True, 0.0, [False, True, True]
@@ -158,7 +158,7 @@ def input_gradient_coefficients(
     products, sums
         Σ g·x̂ and Σ g of each channel.
     count
-        How many numbers per channel the sums are over.
+        The number of values per channel.
     """
     of_x = scale * inv_std * products / -count
     return torch.stack([scale, of_x, torch.addcmul(scale * sums / -count, of_x, mean, value=-1)])

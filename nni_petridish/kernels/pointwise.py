@@ -1,7 +1,7 @@
-"""ReLU and 1x1 convs to another width, in training on the CPU: one pass over their images.
+"""ReLU and 1x1 convs to another width in one pass over the images, in training on the CPU.
 
-As in `nni_petridish.kernels.separable`, only input and output are kept, and the gradient of the
-norm behind is worked out on the way.
+As in `nni_petridish.kernels.separable`, only input and output are saved, and the backward pass
+computes the gradient of the norm that follows (see `nni_petridish.kernels.late_gradient`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nni_petridish.kernels.deferred_candidates import HiddenCandidate, running_statistics
+from nni_petridish.kernels.deferred_candidates import DeferredCandidate, running_statistics
 from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.kernels.moments import has_hooks
 from nni_petridish.kernels.native.calls import Geometry, Projection, native_trains
@@ -21,12 +21,12 @@ from nni_petridish.kernels.native.candidates import Kernel
 
 
 def can_project(x: Tensor, convs: Sequence[nn.Conv2d]) -> bool:
-    """Return whether `projection` can take these modules, and x."""
+    """Return whether `projection` supports these modules and x."""
     return native_trains(x) and _are_known(convs, x)
 
 
 def is_pointwise(conv: nn.Conv2d, x: Tensor) -> bool:
-    """Return whether it is a 1x1 conv of x, and nothing more than that."""
+    """Return whether a module is a plain 1x1 conv without bias that fits x."""
     return (
         type(conv) is nn.Conv2d
         and conv.bias is None
@@ -44,21 +44,21 @@ def _are_known(convs: Sequence[nn.Conv2d], x: Tensor) -> bool:
     return all(conv.training and is_pointwise(conv, x) for conv in convs)
 
 
-def hidden_reduction(
+def deferred_reduction(
     x: Tensor, convs: Sequence[nn.Conv2d], norm: nn.BatchNorm2d
-) -> HiddenCandidate | None:
-    """Return two convs and a norm as a candidate for the backward pass, if it can be."""
+) -> DeferredCandidate | None:
+    """Return two convs and a norm as a deferred candidate; None if they are not supported."""
     weights = [conv.weight for conv in convs]
     if sum(weight.shape[0] for weight in weights) != x.shape[1] or not _are_known(convs, x):
         return None
     running = running_statistics([norm], x)
     if running is None:
         return None
-    return HiddenCandidate(x, Kernel([Geometry(1, 2, 1)], "reduce"), weights, running)
+    return DeferredCandidate(x, Kernel([Geometry(1, 2, 1)], "reduce"), weights, running)
 
 
 def projection(x: Tensor, convs: Sequence[nn.Conv2d]) -> BeforeNorm:
-    """Return one conv of ReLU(x), or what two make of its even and its odd pixels, concatenated."""
+    """Return one conv of ReLU(x), or two convs of its even and its odd pixels, concatenated."""
     late = LateGradient()
     y, mean, variance = _Project.apply(x, late, *(conv.weight for conv in convs))
     return BeforeNorm(y, (mean, variance), late)
@@ -80,7 +80,7 @@ class _Project(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, y, *weights = ctx.saved_tensors
         of = ctx.late.take(grads[0])
-        # What saves tensors elsewhere may have changed the layout.
+        # Hooks on saved tensors may have changed their layout.
         x, y, g = (
             value.contiguous(memory_format=torch.channels_last) for value in (x, y, grads[0])
         )

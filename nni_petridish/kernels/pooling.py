@@ -1,8 +1,8 @@
 """3x3 pooling, faster in training on the CPU.
 
-In channels_last, PyTorch pools about as fast as it convolves with nine taps and no vector units.
-The maximum of a square is the maximum over rows of maxima over columns, four comparisons of whole
-images in place of nine; the mean is a depthwise conv with ones.
+In channels_last, PyTorch's pooling does not use vector units. Here the maximum of a square is the
+maximum over rows of maxima over columns, four comparisons of whole images instead of nine, and the
+mean is a depthwise conv with ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nni_petridish.kernels.deferred_candidates import HiddenCandidate, running_statistics
+from nni_petridish.kernels.deferred_candidates import DeferredCandidate, running_statistics
 from nni_petridish.kernels.moments import has_hooks
 from nni_petridish.kernels.native.calls import Geometry
 from nni_petridish.kernels.native.candidates import Kernel
@@ -29,13 +29,13 @@ class MaxPool3x3(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the maxima."""
-        if x.requires_grad or not _is_fast(self, x):  # who wants a gradient needs their places
+        if x.requires_grad or not _is_fast(self, x):  # a gradient needs the indices of the maxima
             return super().forward(x)
         return _max_of_three(_max_of_three(x, 2), 3)
 
 
 class AvgPool3x3(nn.AvgPool2d):
-    """`torch.nn.AvgPool2d` of size 3 and padding 1, which counts no padding."""
+    """`torch.nn.AvgPool2d` of size 3 and padding 1, with the padding not counted."""
 
     kind = "avg"
     stride: int
@@ -48,19 +48,19 @@ class AvgPool3x3(nn.AvgPool2d):
         if not _is_fast(self, x):
             return super().forward(x)
         channels, height, width = x.shape[1:]
-        inverse = 1.0 / (_neighbours(height, x)[:, None] * _neighbours(width, x))
+        inverse = 1.0 / (_neighbors(height, x)[:, None] * _neighbors(width, x))
         return F.conv2d(x, x.new_ones(channels, 1, 3, 3), padding=1, groups=channels) * inverse
 
 
-def hidden_pool(
+def deferred_pool(
     x: Tensor, pool: MaxPool3x3 | AvgPool3x3 | None, norm: nn.BatchNorm2d
-) -> HiddenCandidate | None:
-    """Return a pooling, or the identity, and a norm as a candidate for the backward pass."""
+) -> DeferredCandidate | None:
+    """Return a pooling, or the identity, and a norm as a deferred candidate, if supported."""
     running = running_statistics([norm], x)
     if running is None or (pool is not None and has_hooks(pool)):
         return None
     kind, stride = ("none", 1) if pool is None else (pool.kind, pool.stride)
-    return HiddenCandidate(x, Kernel([Geometry(3, stride, 1)], kind), (), running)
+    return DeferredCandidate(x, Kernel([Geometry(3, stride, 1)], kind), (), running)
 
 
 def _is_fast(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:
@@ -68,7 +68,7 @@ def _is_fast(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:
 
 
 def _max_of_three(x: Tensor, dim: int) -> Tensor:
-    """Return the maximum of each element and its two neighbours along dim."""
+    """Return the maximum of each element and its two neighbors along dim."""
     result = x.clone(memory_format=torch.channels_last)
     rest = x.shape[dim] - 1
     for there, here in ((0, 1), (1, 0)):
@@ -77,8 +77,8 @@ def _max_of_three(x: Tensor, dim: int) -> Tensor:
     return result
 
 
-def _neighbours(size: int, like: Tensor) -> Tensor:
-    """Return how many of its three neighbours, itself included, each position has."""
+def _neighbors(size: int, like: Tensor) -> Tensor:
+    """Return the number of pixels in the window of three around each position."""
     count = like.new_full((size,), 3.0)
     count[0] -= 1.0
     count[-1] -= 1.0

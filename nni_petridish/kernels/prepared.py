@@ -1,10 +1,10 @@
-"""What the forward pass computes of a candidate û = op(z) whose value sf hides.
+"""Preparation of a candidate û = op(z) in the forward pass, which needs no value of û (sf).
 
-As little as it can, decided for each candidate on its own:
+The forward pass computes as little as possible, decided for each candidate independently:
 
-- a `HiddenCandidate`: nothing; forward and backward are done in C once ∇_{x_k} L is known;
-- `Unnormalized`: u, its mean μ and variance σ², of an op that ends in a batch norm û = (u − μ)/σ;
-- a tensor: û itself, of an op that the kernels know nothing about.
+- `DeferredCandidate`: nothing. The C kernels run forward and backward once ∇_{x_k} L is known.
+- `Unnormalized`: u with its mean μ and variance σ², if op ends in a batch norm û = (u − μ)/σ.
+- `torch.Tensor`: û itself, if op is unknown to the kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nni_petridish.kernels.deferred_candidates import HiddenCandidate, has_default_settings
+from nni_petridish.kernels.deferred_candidates import DeferredCandidate, has_default_settings
 from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.kernels.moments import has_hooks, row_moments
 from nni_petridish.kernels.native.calls import native_trains
@@ -25,19 +25,19 @@ from nni_petridish.kernels.switch import fast_kernels_apply
 
 
 class SharedInput:
-    """An input z_i of a site's candidates, with what several of them need of it."""
+    """An input z_i of a site's candidates, with values that several of them share."""
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
 
     @functools.cached_property
     def is_fast(self) -> bool:
-        """Whether the batch norm of a candidate can be hidden."""
+        """Whether the batch norm of a candidate can be skipped."""
         return has_fast_norms(self.value)
 
     @functools.cached_property
     def is_native(self) -> bool:
-        """Whether the kernels in C can take it, in a backward pass too."""
+        """Whether the C kernels support it, in a backward pass too."""
         return native_trains(self.value)
 
     @functools.cached_property
@@ -51,14 +51,14 @@ class EndsInNorm(ABC):
 
     @abstractmethod
     def last_norm(self) -> nn.BatchNorm2d:
-        """Return the batch norm at its end."""
+        """Return the batch norm at the end of the op."""
 
     @abstractmethod
     def before_norm(self, z: SharedInput) -> BeforeNorm:
-        """Return what that batch norm normalizes."""
+        """Return the input of that batch norm."""
 
-    def hidden(self, x: Tensor) -> HiddenCandidate | None:
-        """Return this op as a candidate for the backward pass, if it can be; x is a native one."""
+    def deferred(self, x: Tensor) -> DeferredCandidate | None:
+        """Return op(x) as a deferred candidate for an x that the C kernels support, else None."""
         return None
 
 
@@ -72,41 +72,41 @@ class Unnormalized(NamedTuple):
 
     @classmethod
     def of(cls, before: BeforeNorm, norm: nn.BatchNorm2d) -> Unnormalized:
-        """Return what a norm takes, with its moments."""
+        """Return the input of a norm, with its moments."""
         value, moments, late = before
-        # Now, not with those of the other candidates: the value is still in the cache.
+        # Moments are computed here, while the value is in the cache, not for all candidates later.
         return cls(value, norm, moments or row_moments(value.detach()), late)
 
 
-Prepared = Tensor | Unnormalized | HiddenCandidate
-"""A candidate as far as the forward pass computes it."""
+Prepared = Tensor | Unnormalized | DeferredCandidate
+"""A candidate as prepared by the forward pass."""
 
 
 def prepare(op: nn.Module, z: SharedInput) -> Prepared:
-    """Compute op(z) as far as the forward pass has to."""
+    """Compute as much of op(z) as the forward pass needs."""
     if z.is_fast:
-        if isinstance(op, EndsInNorm) and _can_hide(op.last_norm()) and not has_hooks(op):
-            return hide(op, z) or Unnormalized.of(op.before_norm(z), op.last_norm())
-        if type(op) is nn.BatchNorm2d and _can_hide(op):
+        if isinstance(op, EndsInNorm) and _can_skip(op.last_norm()) and not has_hooks(op):
+            return defer(op, z) or Unnormalized.of(op.before_norm(z), op.last_norm())
+        if type(op) is nn.BatchNorm2d and _can_skip(op):
             return Unnormalized.of(BeforeNorm(z.value), op)
     result: Tensor = op(z.value)
     return result
 
 
-def hide(op: EndsInNorm, z: SharedInput) -> HiddenCandidate | None:
-    """Return op(z) as a candidate for the backward pass, if it can be and there will be one."""
-    # Without a backward pass to come, the norms see their statistics in the forward pass or never.
-    return op.hidden(z.value) if torch.is_grad_enabled() and z.is_native else None
+def defer(op: EndsInNorm, z: SharedInput) -> DeferredCandidate | None:
+    """Return op(z) as a deferred candidate; None if not supported or without a backward pass."""
+    # Without a backward pass, running statistics are updated in the forward pass or never.
+    return op.deferred(z.value) if torch.is_grad_enabled() and z.is_native else None
 
 
 def has_fast_norms(x: Tensor) -> bool:
-    """Return whether the batch norms of images such as x can be hidden."""
+    """Return whether the batch norms of candidates with images like x can be skipped."""
     return x.ndim == 4 and x.numel() > x.shape[1] and fast_kernels_apply(x)
 
 
-def _can_hide(norm: nn.BatchNorm2d) -> bool:
+def _can_skip(norm: nn.BatchNorm2d) -> bool:
     return (
-        isinstance(norm, nn.BatchNorm2d)  # and not what is synchronized between processes
+        isinstance(norm, nn.BatchNorm2d)  # not SyncBatchNorm
         and norm.training
         and norm.track_running_stats
         and not norm.affine

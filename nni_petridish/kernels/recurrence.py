@@ -1,12 +1,12 @@
-"""The recurrence of a cell over all steps in time, with a backward pass written by hand.
+"""A recurrent cell, unrolled over all steps in time, with a handwritten backward pass.
 
     s_0(t) = h(t-1) + σ(c)·(tanh(a) − h(t-1)),     [c, a] = A(t) + (m∘h(t-1)) W_0
     s_i(t) = s_j(t) + σ(c)·(f_i(a) − s_j(t)),      [c, a] = (m∘s_j(t)) W_i,     j = pred(i)
     h(t)   = Σ_i w_i s_i(t)
 
-m is the locked dropout mask of the hidden units, A(t) the part of the input. All nodes of one
-predecessor share one matrix product, states are written into buffers made once, and the gradient of
-each weight is one matrix product over all steps.
+m is the locked dropout mask of the hidden units, A(t) the projected input. All nodes with the same
+predecessor share one matrix product, states are written into preallocated buffers, and the gradient
+of each weight is one matrix product over all steps.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from nni_petridish.kernels.gates import merge_weights, open_gates, split_weights
 
 
 class Group(NamedTuple):
-    """The nodes of one predecessor: computed by one matrix product."""
+    """The nodes with the same predecessor, computed by one matrix product."""
 
     source: int  # slot of the predecessor
     nodes: tuple[int, ...]  # their numbers, counted from 1
     activations: tuple[str, ...]
-    first: int  # slot of the first of them; the others follow
+    first: int  # slot of the first node; the others follow
 
     @property
     def slots(self) -> slice:
-        """Where the states of the group's nodes lie."""
+        """The slots of the group's nodes."""
         return slice(self.first, self.first + len(self.nodes))
 
 
 class Wiring:
-    """Which node reads which, and where its state lies: slot 0 is s0, groups follow each other.
+    """The graph of a cell, and the slots of its states: slot 0 is s0, then group after group.
 
     Parameters
     ----------
@@ -55,21 +55,21 @@ class Wiring:
                 first = len(self.slot)
                 self.slot |= {i: first + k for k, i in enumerate(members)}
                 self.groups.append(Group(self.slot[source], tuple(members), activations, first))
-        #: The node, counted from 0, in each slot after s0.
+        #: The node in each slot after s0, counted from 0.
         self.order = [i - 1 for i in list(self.slot)[1:]]
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """What the forward pass computed and the backward pass needs."""
+class UnrolledCell:
+    """The result of the forward pass over all steps, as needed by the backward pass."""
 
     wiring: Wiring
     mask: Tensor | None
     first: Tensor  # h before the first step, (batch, hidden)
     weight_0: Tensor
-    merged: list[Tensor]  # the weights of each group side by side: all gates, then all activations
+    merged: list[Tensor]  # `merge_weights` of each group
     average: Tensor  # w_i by slot, (nodes,)
-    gates: list[Tensor]  # (steps, batch, 2, members, hidden) of s0 and of each group
+    gates: list[Tensor]  # of s0 and of each group, (steps, batch, 2, nodes, hidden)
     states: Tensor  # (steps, slots, batch, hidden)
     outputs: Tensor  # (steps, batch, hidden)
 
@@ -83,7 +83,7 @@ class Run:
 
 
 @torch.no_grad()
-def run_recurrence(
+def unroll_cell(
     wiring: Wiring,
     projected: Tensor,
     first: Tensor,
@@ -91,13 +91,13 @@ def run_recurrence(
     weight_0: Tensor,
     weights: Sequence[Tensor],
     average: Tensor,
-) -> Run:
-    """Compute all steps.
+) -> UnrolledCell:
+    """Compute all steps of a cell.
 
     Parameters
     ----------
     wiring
-        The cell.
+        The graph of the cell.
     projected
         A, shape (steps, batch, 2·hidden).
     first
@@ -107,7 +107,7 @@ def run_recurrence(
     weight_0, weights
         W_0 and each node's W, shape (hidden, 2·hidden).
     average
-        w, one for each node.
+        w_i of each node, shape (nodes,).
     """
     steps, batch, _ = projected.shape
     hidden = first.shape[1]
@@ -136,49 +136,49 @@ def run_recurrence(
             open_gates(source, gate, group.activations, s[group.slots])
         torch.mv(s[1:].view(len(by_slot), -1).t(), by_slot, out=outputs[t].view(-1))
         h = outputs[t]
-    return Run(wiring, mask, first, weight_0, merged, by_slot, gates, states, outputs)
+    return UnrolledCell(wiring, mask, first, weight_0, merged, by_slot, gates, states, outputs)
 
 
-def differentiable(
-    run: Run,
-    hidden_sum: Tensor | None,
+def differentiable_outputs(
+    unrolled: UnrolledCell,
+    sf_x_c: Tensor | None,
     projected: Tensor,
     first: Tensor,
     weight_0: Tensor,
     weights: Sequence[Tensor],
     average: Tensor,
 ) -> Tensor:
-    """Return the outputs of a run, shape (steps, batch, hidden), as a function of its inputs.
+    """Return the outputs, shape (steps, batch, hidden), as a differentiable function of the inputs.
 
     Parameters
     ----------
-    run
-        What `run_recurrence` returned for these inputs.
-    hidden_sum
-        sf(x_c) of every step, zero in value: its gradient is ∇_{h(t)} L, through the loss at step t
-        and through all steps after it. It may have been computed from the run's states.
+    unrolled
+        The result of `unroll_cell` for these inputs.
+    sf_x_c
+        sf(x_c) of every step, which is zero. Its gradient is ∇_{h(t)} L, through the loss at step t
+        and through all later steps. It may be computed from the unrolled states.
     projected, first, weight_0, weights, average
-        The inputs.
+        The inputs of `unroll_cell`.
     """
     result: Tensor = _Recurrence.apply(
-        run, hidden_sum, projected, first, weight_0, average, *weights
+        unrolled, sf_x_c, projected, first, weight_0, average, *weights
     )
     return result
 
 
 class _Recurrence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Run, hidden_sum: Tensor | None, *inputs: Tensor) -> Tensor:
-        ctx.run = run
-        ctx.save_for_backward(*inputs[2:])  # so that a weight changed in between is noticed
-        return run.outputs.view_as(run.outputs)
+    def forward(ctx: Any, unrolled: UnrolledCell, sf_x_c: Tensor | None, *inputs: Tensor) -> Tensor:
+        ctx.unrolled = unrolled
+        ctx.save_for_backward(*inputs[2:])  # to detect weights changed in place
+        return unrolled.outputs.view_as(unrolled.outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        run: Run = ctx.run
-        _ = ctx.saved_tensors  # reading them raises an error if one was changed in place
-        back = _Backward(run)
+        unrolled: UnrolledCell = ctx.unrolled
+        _ = ctx.saved_tensors  # raises an error if one was changed in place
+        back = _Backward(unrolled)
         total, grad_first = back.through_time(grad)
         _, wants_sum, _, _, wants_0, wants_average, *wanted = ctx.needs_input_grad
         by_node = back.weight_gradients(wanted)
@@ -187,58 +187,58 @@ class _Recurrence(torch.autograd.Function):
             total if wants_sum else None,
             back.grads[0].flatten(2),
             grad_first,
-            back.weight_gradient(0, run.previous_outputs()) if wants_0 else None,
-            _average_gradient(run, total) if wants_average else None,
+            back.weight_gradient(0, unrolled.previous_outputs()) if wants_0 else None,
+            _average_gradient(unrolled, total) if wants_average else None,
             *(by_node[i] for i in range(1, len(wanted) + 1)),
         )
 
 
 class _Backward:
-    """Backpropagation through time for one run."""
+    """Backpropagation through time for one unrolled cell."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.grads = [torch.empty_like(gate) for gate in run.gates]
+    def __init__(self, unrolled: UnrolledCell) -> None:
+        self.unrolled = unrolled
+        self.grads = [torch.empty_like(gate) for gate in unrolled.gates]
 
     def through_time(self, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of all outputs h(t), and of h before the first step."""
-        run, batch = self.run, self.run.first.shape[0]
-        pairs = zip(run.gates[1:], self.grads[1:], strict=True)
-        groups = list(zip(run.wiring.groups, run.merged, pairs, strict=True))[::-1]
-        total = torch.empty_like(run.outputs)
-        share = torch.cat([run.average.new_zeros(1), run.average]).view(-1, 1, 1)
-        ds = torch.empty_like(run.states[0])
-        dh = torch.zeros_like(run.first)
-        product = torch.empty_like(run.first)
-        before = run.previous_outputs()
+        unrolled, batch = self.unrolled, self.unrolled.first.shape[0]
+        pairs = zip(unrolled.gates[1:], self.grads[1:], strict=True)
+        groups = list(zip(unrolled.wiring.groups, unrolled.merged, pairs, strict=True))[::-1]
+        total = torch.empty_like(unrolled.outputs)
+        share = torch.cat([unrolled.average.new_zeros(1), unrolled.average]).view(-1, 1, 1)
+        ds = torch.empty_like(unrolled.states[0])
+        dh = torch.zeros_like(unrolled.first)
+        product = torch.empty_like(unrolled.first)
+        before = unrolled.previous_outputs()
         for t in reversed(range(len(total))):
             torch.add(grad[t], dh, out=total[t])
             torch.mul(share, total[t], out=ds)
             for group, weight, (gate, grad_gate) in groups:
-                source = run.states[t, group.source].unsqueeze(1)
+                source = unrolled.states[t, group.source].unsqueeze(1)
                 own = ds[group.slots].transpose(0, 1)
                 direct = torch.empty_like(own)
                 through_gates(own, source, gate[t], grad_gate[t], group.activations, direct)
                 torch.mm(grad_gate[t].view(batch, -1), weight.t(), out=product)
-                _add(ds[group.source].add_(direct.sum(1)), product, run.mask)
+                _add(ds[group.source].add_(direct.sum(1)), product, unrolled.mask)
             own, source = ds[0].unsqueeze(1), before[t].unsqueeze(1)
-            gate_0, grad_0 = run.gates[0][t], self.grads[0][t]
+            gate_0, grad_0 = unrolled.gates[0][t], self.grads[0][t]
             through_gates(own, source, gate_0, grad_0, ("tanh",), dh.unsqueeze(1))
-            torch.mm(grad_0.view(batch, -1), run.weight_0.t(), out=product)
-            _add(dh, product, run.mask)
+            torch.mm(grad_0.view(batch, -1), unrolled.weight_0.t(), out=product)
+            _add(dh, product, unrolled.mask)
         return total, dh
 
     def weight_gradient(self, i: int, source: Tensor) -> Tensor:
         """Return the gradient of a group's weights: one matrix product for all steps."""
-        masked = source if self.run.mask is None else source * self.run.mask
+        masked = source if self.unrolled.mask is None else source * self.unrolled.mask
         return masked.flatten(0, 1).t() @ self.grads[i].flatten(2).flatten(0, 1)
 
     def weight_gradients(self, wanted: Sequence[bool]) -> dict[int, Tensor | None]:
         """Return the gradient of each node's weight, by the number of the node."""
         result: dict[int, Tensor | None] = dict.fromkeys(range(1, len(wanted) + 1))
-        for i, group in enumerate(self.run.wiring.groups, 1):
+        for i, group in enumerate(self.unrolled.wiring.groups, 1):
             if any(wanted[node - 1] for node in group.nodes):
-                merged = self.weight_gradient(i, self.run.states[:, group.source])
+                merged = self.weight_gradient(i, self.unrolled.states[:, group.source])
                 result |= dict(
                     zip(group.nodes, split_weights(merged, len(group.nodes)), strict=True)
                 )
@@ -252,8 +252,8 @@ def _add(total: Tensor, product: Tensor, mask: Tensor | None) -> None:
         total.addcmul_(product, mask)
 
 
-def _average_gradient(run: Run, total: Tensor) -> Tensor:
-    by_slot = torch.einsum("tsbh,tbh->s", run.states[:, 1:], total)
+def _average_gradient(unrolled: UnrolledCell, total: Tensor) -> Tensor:
+    by_slot = torch.einsum("tsbh,tbh->s", unrolled.states[:, 1:], total)
     result = torch.empty_like(by_slot)
-    result[run.wiring.order] = by_slot
+    result[unrolled.wiring.order] = by_slot
     return result

@@ -1,13 +1,13 @@
-"""Separable convs in training, on the CPU: each unit in one pass over its images.
+"""Separable convs in training on the CPU, each unit in one pass over its images.
 
-A unit is ReLU, depthwise conv and pointwise conv, with the batch norm before them if there is one.
-Only its input x and output y are kept; what is between them is computed again in the backward
-pass, image by image, while it is in the cache. With x̂ = (x − μ)/σ, the norm gives γ·x̂ + β; b is
-the gradient of that, and
+A unit is ReLU, depthwise conv and pointwise conv, preceded by a batch norm in all but the first.
+Only its input x and output y are saved. Intermediate values are recomputed in the backward pass,
+image by image, while they are in the cache. With x̂ = (x − μ)/σ, the norm returns γ·x̂ + β; with b
+the gradient of that,
 
     dβ = Σ b,    dγ = Σ b·x̂,    dx = γ/σ · (b − mean(b) − x̂ · mean(b·x̂)).
 
-The last is a combination of b and x. The unit before, whose output x is, computes it on the way.
+dx is a combination of b and x. The previous unit, whose output is x, computes it in its own pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nni_petridish.kernels.deferred_candidates import HiddenCandidate, running_statistics
+from nni_petridish.kernels.deferred_candidates import DeferredCandidate, running_statistics
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
 from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.kernels.moments import (
@@ -35,7 +35,7 @@ from nni_petridish.kernels.pointwise import is_pointwise
 
 
 class UnitModules(NamedTuple):
-    """The modules of a unit; its ReLU has none."""
+    """The modules of a unit. Its ReLU needs none."""
 
     norm: nn.BatchNorm2d | None
     depthwise: DepthwiseConv2d
@@ -43,17 +43,17 @@ class UnitModules(NamedTuple):
 
 
 def can_fuse(units: Sequence[UnitModules], x: Tensor) -> bool:
-    """Return whether `separable_convs` can take these modules, and x."""
+    """Return whether `separable_convs` supports these modules and x."""
     stride = units[0].depthwise.geometry.stride
     if x.ndim != 4 or (x.shape[0] == 1 and max(x.shape[2:]) <= stride):
-        return False  # one value per channel: the plain norm refuses that
+        return False  # one value per channel: the plain norm raises an error
     return native_trains(x) and _parameters(units, x) is not None
 
 
-def hidden_convs(
+def deferred_convs(
     x: Tensor, units: Sequence[UnitModules], last: nn.BatchNorm2d
-) -> HiddenCandidate | None:
-    """Return one or two units and a norm as a candidate for the backward pass, if it can be."""
+) -> DeferredCandidate | None:
+    """Return one or two units and a norm as a deferred candidate; None if not supported."""
     if len(units) > 2 or any(unit.depthwise.geometry.stride > 1 for unit in units[1:]):
         return None
     parameters = _parameters(units, x)
@@ -64,13 +64,13 @@ def hidden_convs(
     if running is None:
         return None
     kernel = Kernel([unit.depthwise.geometry for unit in units])
-    return HiddenCandidate(x, kernel, parameters, running)
+    return DeferredCandidate(x, kernel, parameters, running)
 
 
 def _parameters(units: Sequence[UnitModules], x: Tensor) -> list[Tensor] | None:
-    """Return the norm's if there is one, then the weights, of one unit after the other.
+    """Return the parameters of one unit after the other: those of the norm, then the weights.
 
-    None if there is anything that the kernels in C do not know.
+    Returns None if the C kernels do not support the units.
     """
     found: list[Tensor] = []
     channels, dtype = x.shape[1], x.dtype
@@ -97,7 +97,7 @@ def _parameters(units: Sequence[UnitModules], x: Tensor) -> list[Tensor] | None:
 
 
 def separable_convs(x: Tensor, units: Sequence[UnitModules]) -> BeforeNorm:
-    """Return what the units, of which the first has no norm, make of x."""
+    """Apply units to x, the first of which has no norm."""
     late = LateGradient()
     parameters = [
         parameter
@@ -142,8 +142,8 @@ class _SeparableConvs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        n, saved = len(ctx.convs), ctx.saved_tensors  # once: checkpoints compute them again
-        # What saves tensors elsewhere may have changed the layout.
+        n, saved = len(ctx.convs), ctx.saved_tensors  # read once: checkpointing recomputes them
+        # Hooks on saved tensors may have changed their layout.
         values = [value.contiguous(memory_format=torch.channels_last) for value in saved[: n + 1]]
         statistics, parameters = saved[n + 1 : 3 * n + 1], saved[3 * n + 1 :]
         of = ctx.late.take(grads[0])

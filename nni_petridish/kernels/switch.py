@@ -1,7 +1,8 @@
-"""Where the fast kernels of training apply, and how to do without them.
+"""Conditions for the fast kernels of training, and a switch to disable them.
 
-A fast kernel computes what the plain ops of PyTorch compute, up to rounding. It is for training in
-single or double precision; evaluation, autocast, `torch.compile` and `torch.export` see plain ops.
+A fast kernel computes the same as the plain ops of PyTorch, up to rounding. It is used in training
+in single or double precision. Evaluation, autocast, `torch.compile` and `torch.export` use plain
+ops.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _enabled = True
 
 @contextmanager
 def plain_ops() -> Iterator[None]:
-    """Use the plain ops of PyTorch within this context: for comparisons and for debugging."""
+    """Use the plain ops of PyTorch in this context, for comparison or debugging."""
     global _enabled
     before, _enabled = _enabled, False
     try:
@@ -27,7 +28,7 @@ def plain_ops() -> Iterator[None]:
 
 
 def fast_kernels_enabled() -> bool:
-    """Return whether fast kernels may be used at all: not while others transform the program."""
+    """Return whether fast kernels may be used: not in `plain_ops`, a compiler or functorch."""
     return (
         _enabled
         and not torch.compiler.is_compiling()
@@ -36,10 +37,10 @@ def fast_kernels_enabled() -> bool:
 
 
 def fast_kernels_apply(x: Tensor) -> bool:
-    """Return whether a fast kernel can take x: images in channels_last, or anything not 4-d."""
+    """Return whether fast kernels support x: images in channels_last, or a tensor not 4-d."""
     return (
         fast_kernels_enabled()
-        # What these take has memory of its own: not the tensors of vmap, nor fake ones.
+        # The kernels need real memory: no tensors of vmap, no fake tensors.
         and type(x) in (Tensor, nn.Parameter)
         and x.dtype in (torch.float32, torch.float64)
         and (x.ndim != 4 or x.is_contiguous(memory_format=torch.channels_last))

@@ -24,7 +24,7 @@ from nni_petridish.core.weak_learner import Candidates, WeakLearner
 from nni_petridish.errors import ConfigError
 from nni_petridish.kernels.cross_entropy import linear_cross_entropy
 from nni_petridish.kernels.gates import ACTIVATION_FUNCTIONS, highways
-from nni_petridish.kernels.recurrence import Wiring, differentiable, run_recurrence
+from nni_petridish.kernels.recurrence import Wiring, differentiable_outputs, unroll_cell
 from search_spaces.recurrent.genotype import CELL_KEY, RecurrentGenotype, node_name
 
 if TYPE_CHECKING:
@@ -197,16 +197,16 @@ class RecurrentCell(Site):
         wiring = Wiring(self.nodes())
         weights = [self.first.weight, *(cast(Node, x.ops[0]).weight for x in self._finished())]
         average = self.average()
-        run = run_recurrence(wiring, projected, h, mask, weight_0, weights, average)
+        unrolled = unroll_cell(wiring, projected, h, mask, weight_0, weights, average)
         if not torch.is_grad_enabled():
-            return run.outputs
+            return unrolled.outputs
         # Candidates do not affect the states (sf, sg), so all states are known before any candidate
         # is evaluated: the candidates of all steps are one batch.
-        hidden_sum = None
+        sf_x_c = None
         if weak is not None:
-            states = {node_name(i): run.state(i) for i in range(len(weights) + 1)}
-            hidden_sum = self._add_candidates(torch.zeros_like(run.outputs), states)
-        return differentiable(run, hidden_sum, projected, h, weight_0, weights, average)
+            states = {node_name(i): unrolled.state(i) for i in range(len(weights) + 1)}
+            sf_x_c = self._add_candidates(torch.zeros_like(unrolled.outputs), states)
+        return differentiable_outputs(unrolled, sf_x_c, projected, h, weight_0, weights, average)
 
     def boost(self, x_k: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """Return s_1 + Σ η_i (s_i − s_1), plus x_c in joint weak learning."""

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nni_petridish.kernels.batch_norm import normalize
-from nni_petridish.kernels.deferred_candidates import HiddenCandidate
+from nni_petridish.kernels.deferred_candidates import DeferredCandidate
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
 from nni_petridish.kernels.late_gradient import BeforeNorm
 from nni_petridish.kernels.moments import has_hooks
-from nni_petridish.kernels.pointwise import can_project, hidden_reduction, projection
-from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3, hidden_pool
+from nni_petridish.kernels.pointwise import can_project, deferred_reduction, projection
+from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3, deferred_pool
 from nni_petridish.kernels.prepared import EndsInNorm, SharedInput
-from nni_petridish.kernels.separable import UnitModules, can_fuse, hidden_convs, separable_convs
+from nni_petridish.kernels.separable import UnitModules, can_fuse, deferred_convs, separable_convs
 from nni_petridish.kernels.switch import fast_kernels_apply
 from search_spaces.vision.op_registry import op_maker, register_op
 
@@ -66,9 +66,9 @@ class SeparableConvs(nn.Sequential, EndsInNorm):
         """Return the normalized output."""
         return normalize(self.before_norm(SharedInput(x)), self.last_norm())
 
-    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+    def deferred(self, x: Tensor) -> DeferredCandidate | None:
         """Return the candidate, if the kernels in C can take it."""
-        return hidden_convs(x, self._units(), self.last_norm())
+        return deferred_convs(x, self._units(), self.last_norm())
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the output of the last pointwise conv."""
@@ -102,10 +102,10 @@ class Pool(nn.Sequential, EndsInNorm):
         _, norm = self
         return cast(nn.BatchNorm2d, norm)
 
-    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+    def deferred(self, x: Tensor) -> DeferredCandidate | None:
         """Return the candidate, if the kernels in C can take it."""
         pool, norm = cast(Any, self)
-        return hidden_pool(x, pool, norm)
+        return deferred_pool(x, pool, norm)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return what the pooling returns."""
@@ -119,9 +119,9 @@ class Identity(nn.BatchNorm2d, EndsInNorm):
         """Return the batch norm, which is all there is."""
         return self
 
-    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+    def deferred(self, x: Tensor) -> DeferredCandidate | None:
         """Return the candidate, if the kernels in C can take it."""
-        return hidden_pool(x, None, self)
+        return deferred_pool(x, None, self)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the input."""
@@ -176,9 +176,9 @@ class FactorizedReduce(nn.Module, EndsInNorm):
         """Return the batch norm at the end."""
         return self.norm
 
-    def hidden(self, x: Tensor) -> HiddenCandidate | None:
+    def deferred(self, x: Tensor) -> DeferredCandidate | None:
         """Return the candidate, if the kernels in C can take it."""
-        return hidden_reduction(x, [self.even, self.odd], self.norm)
+        return deferred_reduction(x, [self.even, self.odd], self.norm)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the two convs, concatenated."""

@@ -206,7 +206,7 @@ def hidden_sums(node: torch.autograd.graph.Node | None, seen: set) -> list:
     if node is None or node in seen:
         return []
     seen.add(node)
-    own = [node] if type(node).__name__ == "_AddHiddenSumBackward" else []
+    own = [node] if type(node).__name__ == "_AddDeferredSumBackward" else []
     return own + [x for after, _ in node.next_functions for x in hidden_sums(after, seen)]
 
 

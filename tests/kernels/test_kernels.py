@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nni_petridish import attach_candidates, finalize_candidates
 from nni_petridish.errors import GrowthError
-from nni_petridish.kernels.deferred import add_hidden_sum
+from nni_petridish.kernels.deferred import add_deferred_sum
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
 from nni_petridish.kernels.moments import channel_moments, pixel_rows, row_moments
 from nni_petridish.kernels.native import calls as native
@@ -153,12 +153,12 @@ def test_factorized_reduce_passes_gradcheck(size: tuple[int, int]) -> None:
 
 
 def kinds(ops: nn.ModuleList, z: Tensor, x_k: Tensor) -> list[str]:
-    """Return how a sum computes each of its candidates: plain, before its norm, or hidden."""
+    """Return how a sum computes each of its candidates: plain, before its norm, or deferred."""
     alpha = torch.ones(len(ops), dtype=z.dtype, requires_grad=True)
-    plan = add_hidden_sum(x_k, alpha, [(op, z) for op in copy.deepcopy(ops)]).grad_fn.plan
-    fast = ["unnormalized"] * len(plan.late) + ["hidden"] * len(plan.hidden)
+    by_kind = add_deferred_sum(x_k, alpha, [(op, z) for op in copy.deepcopy(ops)]).grad_fn.kinds
+    fast = ["unnormalized"] * len(by_kind.late) + ["deferred"] * len(by_kind.deferred)
     found = ["plain"] * (len(ops) - len(fast)) + fast
-    return [kind for _, kind in sorted(zip(plan.order, found, strict=True))]
+    return [kind for _, kind in sorted(zip(by_kind.order, found, strict=True))]
 
 
 def hidden_sum_gradients(
@@ -167,7 +167,7 @@ def hidden_sum_gradients(
     """Return what a hidden sum over ops of one input gives, and the statistics that it leaves."""
     ops = copy.deepcopy(ops)
     z, x_k, alpha = (t.detach().requires_grad_(t.requires_grad) for t in (z, x_k, alpha))
-    y = add_hidden_sum(x_k, alpha, [(op, z) for op in ops])
+    y = add_deferred_sum(x_k, alpha, [(op, z) for op in ops])
     assert torch.equal(y, x_k)
     g = torch.linspace(-1.0, 2.0, y.numel(), dtype=y.dtype).view(y.shape).sin()
     for i in range(backward_passes):
@@ -243,7 +243,7 @@ def test_a_plain_op_changes_neither_the_speed_of_the_others_nor_any_gradient(
 def test_a_candidate_of_another_shape_is_named() -> None:
     z = images(2, 3, 6, 6)
     with pytest.raises(GrowthError, match=r"shape of x_k, \(2, 3, 6, 6\), but AvgPool2d returned"):
-        add_hidden_sum(z, torch.ones(1, dtype=z.dtype), [(nn.AvgPool2d(2), z)])
+        add_deferred_sum(z, torch.ones(1, dtype=z.dtype), [(nn.AvgPool2d(2), z)])
 
 
 @pytest.mark.usefixtures("kernels")

@@ -30,7 +30,7 @@ from nni_petridish.kernels.native import library as native_library_module
 from nni_petridish.kernels.native.library import native_library
 from nni_petridish.kernels.native.structures import SIZES
 from nni_petridish.kernels.pointwise import can_project
-from nni_petridish.kernels.prepared import SharedInput, Unnormalized, hide
+from nni_petridish.kernels.prepared import SharedInput, Unnormalized, defer
 from nni_petridish.kernels.switch import plain_ops
 from search_spaces.vision.op_registry import VISION_OPS
 from search_spaces.vision.ops import FactorizedReduce, SeparableConvs, make_op, project
@@ -385,7 +385,7 @@ def test_a_left_gradient_is_never_mistaken_for_another() -> None:
     op, x = make_op("sep_conv_3x3", 4, affine=True).double(), images(2, 4, 6, 6)
     before = op.before_norm(SharedInput(x))
     loss = (normalize(before, op[7]).sin() + before.value).sum()
-    with pytest.raises(RuntimeError, match="one batch norm only"):
+    with pytest.raises(RuntimeError, match="must feed exactly one batch norm"):
         loss.backward()
 
 
@@ -475,20 +475,26 @@ def test_hooks_on_candidates_fire(which: str) -> None:
 def test_a_plain_op_leaves_hidden_what_the_kernels_know() -> None:
     z = images(3, 4, 6, 6)
     found = kinds(mixed_ops((2,), 1), z, z)
-    assert found == [*["hidden"] * 2, "plain", *["hidden"] * 3, "unnormalized", *["hidden"] * 2]
+    assert found == [
+        *["deferred"] * 2,
+        "plain",
+        *["deferred"] * 3,
+        "unnormalized",
+        *["deferred"] * 2,
+    ]
 
 
 def test_candidates_that_the_kernels_do_not_know_are_left_to_torch() -> None:
     torch.manual_seed(0)
     shared = SharedInput(images(3, 4, 6, 6))
-    assert hide(SeparableConvs(4, 3, (2, 1), 1, False).double(), shared) is not None
-    assert hide(SeparableConvs(4, 3, (1, 2), 1, False).double(), shared) is None
+    assert defer(SeparableConvs(4, 3, (2, 1), 1, False).double(), shared) is not None
+    assert defer(SeparableConvs(4, 3, (1, 2), 1, False).double(), shared) is None
     for buffer, dtype in (("num_batches_tracked", torch.int32), ("running_var", torch.float32)):
         op = make_op("max_pool_3x3", 4).double()
         setattr(op[1], buffer, getattr(op[1], buffer).to(dtype))
-        assert hide(op, shared) is None
+        assert defer(op, shared) is None
     op, one = make_op("sep_conv_3x3", 4, 2).double(), images(1, 4, 2, 2)
-    candidate = hide(op, SharedInput(one))
+    candidate = defer(op, SharedInput(one))
     alpha = torch.ones(1, dtype=one.dtype, requires_grad=True)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         add_prepared_sum(images(1, 4, 1, 1), alpha, [candidate]).sum().backward()

@@ -161,9 +161,9 @@ def test_an_own_op_leaves_the_others_fast_and_learns_the_same_numbers(own_op: st
     plain: list[list[str]] = []
 
     def note(learner: nn.Module, arguments: object, x_k: Tensor) -> None:
-        plan, shortcuts = x_k.grad_fn.plan, learner.table.shortcuts
-        fast = len(plan.late) + len(plan.hidden)
-        plain.append([shortcuts[i][1] for i in plan.order[: len(plan.order) - fast]])
+        kinds, shortcuts = x_k.grad_fn.kinds, learner.table.shortcuts
+        fast = len(kinds.late) + len(kinds.deferred)
+        plain.append([shortcuts[i][1] for i in kinds.order[: len(kinds.order) - fast]])
 
     for site in sites(net):
         site.weak_learner.register_forward_hook(note)

@@ -1,11 +1,11 @@
-"""Inner loops of training in C (c/).
+"""Calls of the C kernels (c/).
 
-At 16 channels a step of weak learning is a long chain of light passes over memory: PyTorch's own
-kernels wait for it most of the time. These do in one pass what belongs together: the batch norm and
-ReLU before a depthwise conv happen while it reads its input, their gradients while it writes its
-own. They take images in channels_last on the CPU. Where they cannot be compiled (no compiler, not
-Linux) or are switched off (environment variable ``NNI_PETRIDISH_NATIVE=0``), everything is done by
-PyTorch, slower.
+At 16 channels a step of weak learning is a long chain of light passes over memory, and PyTorch's
+kernels are limited by memory most of the time. These kernels fuse passes: a depthwise conv applies
+the preceding batch norm and ReLU as it reads its input, and computes their gradients as it writes
+its own. They support images in channels_last on the CPU. If they cannot be compiled (no compiler,
+not Linux) or are disabled (environment variable ``NNI_PETRIDISH_NATIVE=0``), the slower ops of
+PyTorch are used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ONE_TYPE = "native kernels take tensors of one type, on the CPU."
 
 
 class Geometry(NamedTuple):
-    """Of a conv with a square kernel and "same" padding."""
+    """Geometry of a conv with a square kernel and "same" padding."""
 
     kernel: int
     stride: int
@@ -33,21 +33,21 @@ class Geometry(NamedTuple):
 
     @property
     def padding(self) -> int:
-        """Zeros on each side."""
+        """The padding on each side."""
         return self.dilation * (self.kernel - 1) // 2
 
     @property
     def is_native(self) -> bool:
-        """Whether there are loops for it."""
+        """Whether the C kernels support it."""
         return self.kernel in (3, 5) and self.stride in (1, 2) and self.dilation in (1, 2)
 
 
 def native_applies(x: Tensor) -> bool:
-    """Return whether these kernels can take x."""
+    """Return whether the C kernels support x."""
     return (
         x.device.type == "cpu"
         and x.ndim == 4
-        and x.shape[2] * x.shape[3] > 1  # within an image they find what to do together
+        and x.shape[2] * x.shape[3] > 1  # they vectorize over the pixels of an image
         and x.numel() > 0
         and fast_kernels_apply(x)
         and native_library(x.dtype) is not None
@@ -55,13 +55,16 @@ def native_applies(x: Tensor) -> bool:
 
 
 def native_trains(x: Tensor) -> bool:
-    """Return whether these kernels can take x, and keep it for a backward pass."""
+    """Return whether the C kernels support x, and x can be saved for a backward pass."""
     inference = x.is_inference() and not torch.is_inference_mode_enabled()
     return not inference and native_applies(x)
 
 
 class Combination(NamedTuple):
-    """of_g·g + of_x·x + constant, each a vector over channels; without of_x, of_g·g."""
+    """The combination of_g·g + of_x·x + constant of images g and x, or of_g·g without of_x.
+
+    The coefficients are vectors over channels.
+    """
 
     of_g: Tensor
     of_x: Tensor | None
@@ -69,13 +72,13 @@ class Combination(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """Batch norm, ReLU, depthwise conv and pointwise conv, as one."""
+    """Batch norm, ReLU, depthwise conv and pointwise conv in one pass."""
 
     geometry: Geometry
     depthwise: Tensor
     pointwise: Tensor
     affine: tuple[Tensor, Tensor] | None
-    """Scale and shift of the norm, if there is one."""
+    """Scale and shift of the norm; None without a norm."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output, and mean and biased variance of its channels."""
@@ -95,14 +98,14 @@ class Unit(NamedTuple):
         mean: Tensor | None,
         want_input: bool,
     ) -> UnitGradients:
-        """Return the gradients, that of the output y being a combination of g and y.
+        """Return the gradients, given the gradient of the output y as a combination of g and y.
 
         Parameters
         ----------
         g, y, of
-            The combination.
+            The images g and y, and the coefficients of their combination.
         x, mean
-            The input, and the mean of its channels if a norm comes first.
+            The input, and the mean of its channels if there is a norm.
         want_input
             Whether the gradient before the ReLU is needed.
         """
@@ -120,36 +123,38 @@ class Unit(NamedTuple):
                 zip(("dx", "totals", "products", "ddepthwise", "dpointwise"), found, strict=True)
             ),
             **dict(zip(("of_g", "of_y", "constant"), of, strict=True)),
-            **{"x": x, "y": y, "g": g, "centre": mean},
+            **{"x": x, "y": y, "g": g, "center": mean},
         )
         check_memory(loaded(x).unit_backward(ctypes.byref(unit), _batch(x)))
         return found
 
-    def _with(self, **tensors: Tensor | None) -> structures.Unit:
-        """Return the unit with what it takes and makes."""
+    def _with(self, **tensors: Tensor | None) -> structures.UnitStruct:
+        """Return the C structure of the unit with its inputs and outputs."""
         scale, shift = self.affine or (None, None)
         own = {"depthwise": self.depthwise, "pointwise": self.pointwise}
-        return structures.Unit(*self.geometry, **_at(**tensors, **own, scale=scale, shift=shift))
+        return structures.UnitStruct(
+            *self.geometry, **_at(**tensors, **own, scale=scale, shift=shift)
+        )
 
 
 class UnitGradients(NamedTuple):
-    """Of a `Unit`."""
+    """The gradients of a `Unit`."""
 
     before_relu: Tensor | None
-    """b, the gradient of what the ReLU takes."""
+    """b, the gradient of the input of the ReLU; None if not needed."""
     totals: Tensor
-    """Σ b of each channel, if b is wanted."""
+    """Σ b of each channel; undefined without b."""
     products: Tensor
-    """Σ b·(x − mean) of each channel, likewise."""
+    """Σ b·(x − mean) of each channel; undefined without b."""
     depthwise: Tensor
     pointwise: Tensor
 
 
 class Projection(NamedTuple):
-    """ReLU and a 1x1 conv to another number of channels; or two, which halve the image.
+    """ReLU and a 1x1 conv to another number of channels, or two convs that halve the resolution.
 
-    Of each square of four pixels the first conv sees the even one and the second the odd one, and
-    what they make is concatenated.
+    With two, the first reads the pixels of even rows and columns, the second those of odd rows and
+    columns, and their outputs are concatenated.
     """
 
     weights: Sequence[Tensor]
@@ -166,7 +171,10 @@ class Projection(NamedTuple):
     def backward(
         self, g: Tensor, y: Tensor, of: Combination, x: Tensor, want_input: bool
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """Return the gradients of x, if wanted, and of the weights; that of y is a combination."""
+        """Return the gradients of x, if needed, and of the weights.
+
+        The gradient of y is given as a combination of g and y.
+        """
         _check_shapes(g, y)
         dx = torch.empty_like(x) if want_input else None
         gradients = [torch.empty_like(weight) for weight in self.weights]
@@ -184,16 +192,16 @@ class Projection(NamedTuple):
             raise ValueError(f"a projection of two parts cannot have {widths} outputs.")
         return sum(widths)
 
-    def _with(self, outputs: int, **tensors: Tensor | None) -> structures.Projection:
-        """Return the projection with what it takes and makes."""
+    def _with(self, outputs: int, **tensors: Tensor | None) -> structures.ProjectionStruct:
+        """Return the C structure of the projection with its inputs and outputs."""
         weights = dict(zip(("even", "odd"), self.weights, strict=False))
-        return structures.Projection(len(self.weights), outputs, **_at(**weights, **tensors))
+        return structures.ProjectionStruct(len(self.weights), outputs, **_at(**weights, **tensors))
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel."""
     mean, variance = x.new_empty(2, x.shape[1]).unbind()
-    call = structures.Pool(0, 1, **_at(x=x, mean=mean, variance=variance))
+    call = structures.PoolStruct(0, 1, **_at(x=x, mean=mean, variance=variance))
     check_memory(loaded(x).pool_forward(ctypes.byref(call), ctypes.c_long(1), _batch(x)))
     return mean, variance
 
@@ -222,14 +230,14 @@ def _strided(x: Tensor, stride: int) -> tuple[int, int]:
 
 
 def loaded(x: Tensor) -> ctypes.CDLL:
-    """Return the library for numbers of x's type, where `native_applies`."""
+    """Return the library for x's type; `native_applies` must be true."""
     library = native_library(x.dtype)
     assert library is not None
     return library
 
 
 def _at(**tensors: Tensor | None) -> dict[str, Any]:
-    """Return where tensors lie, all of one type; the layout is the caller's business."""
+    """Return the addresses of tensors of one type; the caller must ensure their layout."""
     if len({(t.dtype, t.device) for t in tensors.values() if t is not None}) > 1:
         raise TypeError(ONE_TYPE)
     return {
@@ -237,24 +245,24 @@ def _at(**tensors: Tensor | None) -> dict[str, Any]:
     }
 
 
-def _batch(x: Tensor) -> structures.Batch:
+def _batch(x: Tensor) -> structures.BatchStruct:
     n, channels, height, width = x.shape
-    return structures.Batch(n, height, width, channels, torch.get_num_threads())
+    return structures.BatchStruct(n, height, width, channels, torch.get_num_threads())
 
 
 def _check_shapes(g: Tensor, x: Tensor) -> None:
-    """Refuse what would be read beyond its end."""
+    """Raise an error if the shapes differ: the kernels would read beyond the end."""
     check_output(g, x, 1)
 
 
 def check_output(g: Tensor, x: Tensor, stride: int) -> None:
-    """Refuse a gradient that cannot be that of what a strided op makes of x."""
+    """Raise an error unless g has the output shape of an op with this stride on x."""
     expected = (*x.shape[:2], *_strided(x, stride))
     if g.shape != expected:
         raise ValueError(f"a gradient of shape {tuple(g.shape)} cannot be that of {expected}")
 
 
 def check_memory(enough_memory: int) -> None:
-    """Raise an error if a kernel returned that it got no memory."""
+    """Raise an error if a kernel could not allocate memory."""
     if not enough_memory:
         raise MemoryError("no memory for the images of a kernel")

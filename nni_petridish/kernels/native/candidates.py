@@ -1,4 +1,4 @@
-"""Candidates and their gradients in C (c/native.c): all those of a site in one call."""
+"""The gradients of all candidates of a site in one call of C (c/native.c)."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from nni_petridish.kernels.native.structures import CANDIDATE
 
 
 class Kernel(NamedTuple):
-    """What a candidate computes before the batch norm, without γ and β, at its end."""
+    """The computation of a candidate before the batch norm, without γ and β, at its end."""
 
     geometries: Sequence[Geometry]
-    """Of one unit, or of two with a batch norm between them; or of what else it is."""
+    """The geometry of one unit, of two with a batch norm between them, or of ``other``."""
     other: str | None = None
-    """``max`` or ``avg`` (which counts no padding) pooling, ``none`` of them, or ``reduce``: ReLU
-    and two 1x1 convs, of the even and the odd pixels."""
+    """None for units. Otherwise ``max`` or ``avg`` pooling (padding not counted), ``none`` for the
+    identity, or ``reduce`` for ReLU and two 1x1 convs of the even and the odd pixels."""
 
 
-class Candidate(NamedTuple):
-    """A candidate in the backward pass: what its kernel takes, and where the gradients go."""
+class CandidateCall(NamedTuple):
+    """The arguments of a candidate's kernel in the backward pass."""
 
     kernel: Kernel
     alpha: float
     x: Tensor
-    """Its input."""
+    """The input."""
     dx: Tensor | None
-    """Where the gradient of x goes, if it is wanted."""
+    """Output tensor for the gradient of x; None to skip it."""
     adds: bool
-    """Whether it is added to what is there."""
+    """Whether the gradient is added to ``dx`` instead of written."""
     parameters: Sequence[Tensor]
-    """The depthwise and the pointwise weight of each unit, between those of two γ and β; or the two
-    weights of a reduction."""
+    """The depthwise and pointwise weights of one unit; or those of the first unit, γ and β, and
+    those of the second; or the two weights of a reduction."""
     gradients: Sequence[Tensor]
+    """Output tensors for the gradients of the parameters."""
     running: Sequence[Tensor]
-    """Mean, variance and number of batches of each norm, to be updated; none if they are not."""
+    """Mean, variance and number of batches of each norm, to be updated; empty to skip that."""
 
 
 _OTHERS = ("none", "avg", "max", "reduce")
@@ -53,9 +54,9 @@ _NOWHERE = (0, 0)
 
 
 def candidate_gradients(
-    g: Tensor, candidates: Sequence[Candidate], eps: float, momentum: float
+    g: Tensor, candidates: Sequence[CandidateCall], eps: float, momentum: float
 ) -> list[float]:
-    """Compute a site's candidates and their gradients, g being that of x_k; return those of α."""
+    """Compute the gradients of a site's candidates for g = ∇_{x_k} L, and return those of α."""
     if g.numel() == g.shape[1]:
         raise ValueError(f"expected more than 1 value per channel, got {tuple(g.shape)}")
     _check_types(g, candidates)
@@ -69,7 +70,7 @@ def candidate_gradients(
     return [found[-1] for found in CANDIDATE.iter_unpack(memory)]
 
 
-def _packed(g: Tensor, of: Candidate) -> bytes:
+def _packed(g: Tensor, of: CandidateCall) -> bytes:
     (geometries, other), x, running = of.kernel, of.x, of.running
     check_output(g, x, geometries[0].stride)
     n, channels, height, width = x.shape
@@ -91,11 +92,11 @@ def _packed(g: Tensor, of: Candidate) -> bytes:
     )
 
 
-def _check_types(g: Tensor, candidates: Sequence[Candidate]) -> None:
+def _check_types(g: Tensor, candidates: Sequence[CandidateCall]) -> None:
     for candidate in candidates:
         for tensors in ((candidate.x,), candidate.parameters, candidate.running):
             for tensor in tensors:
-                # The numbers of batches are integers, see `running_statistics`.
+                # The number of batches is an integer, see `running_statistics`.
                 if tensor.dtype is not g.dtype and tensor.dtype is not torch.int64:
                     raise TypeError(ONE_TYPE)
                 if not tensor.is_cpu:

@@ -1,8 +1,7 @@
-"""The structures of C (c/) that Python fills in, field by field.
+"""Python mirrors of the C structures (c/) that are passed to the kernels.
 
-C cannot tell Python what its structures look like, so each is written down twice. `check_sizes`
-compares their sizes when the library is loaded: a field too many here or there would otherwise be
-read as another one.
+Each structure is declared twice, in C and here. `check_sizes` compares their sizes when the library
+is loaded, because a missing field would shift all that follow.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ def _fields(numbers: str, tensors: str) -> list[tuple[str, Any]]:
     ]
 
 
-class Batch(ctypes.Structure):
+class BatchStruct(ctypes.Structure):
     """A batch of images: ``batch`` of images.h."""
 
     _fields_ = _fields("images height width channels threads", "")
 
 
-class Unit(ctypes.Structure):
+class UnitStruct(ctypes.Structure):
     """Norm, ReLU, depthwise and pointwise conv: ``unit`` of unit.h."""
 
     _fields_ = [
         *_fields("kernel stride dilation", "x scale shift depthwise pointwise y mean variance"),
-        *_fields("", "g of_g of_y constant centre dx totals products ddepthwise dpointwise"),
+        *_fields("", "g of_g of_y constant center dx totals products ddepthwise dpointwise"),
         *_fields("adds", "kept"),
     ]
 
 
-class Pool(ctypes.Structure):
+class PoolStruct(ctypes.Structure):
     """A pooling: ``pool`` of pool.h."""
 
     _fields_ = [
@@ -43,7 +42,7 @@ class Pool(ctypes.Structure):
     ]
 
 
-class Projection(ctypes.Structure):
+class ProjectionStruct(ctypes.Structure):
     """ReLU and 1x1 convs: ``projection`` of projection.h."""
 
     _fields_ = _fields(
@@ -53,25 +52,25 @@ class Projection(ctypes.Structure):
 
 
 CANDIDATE = struct.Struct("5l 2P 3l 3l4P 3l4P 7P 7P 2d")
-"""``candidate`` of native.c, its numbers in a row; the last is the gradient of α."""
+"""The fields of ``candidate`` of native.c in order; the last is the gradient of α."""
 
 SIZES = {
-    "batch": ctypes.sizeof(Batch),
-    "unit": ctypes.sizeof(Unit),
-    "pool": ctypes.sizeof(Pool),
-    "projection": ctypes.sizeof(Projection),
+    "batch": ctypes.sizeof(BatchStruct),
+    "unit": ctypes.sizeof(UnitStruct),
+    "pool": ctypes.sizeof(PoolStruct),
+    "projection": ctypes.sizeof(ProjectionStruct),
     "candidate": CANDIDATE.size,
 }
-"""The bytes of each structure, by its name in C."""
+"""The size of each structure in bytes, by its name in C."""
 
 
 def check_sizes(library: ctypes.CDLL) -> None:
-    """Raise an error unless the structures of a library are as large as they are here.
+    """Compare the sizes of the structures in C and in Python.
 
     Raises
     ------
     TypeError
-        With the name of the structure and both sizes.
+        If they differ, with the name of the structure and both sizes.
     """
     for name, size in SIZES.items():
         in_c = ctypes.c_long.in_dll(library, f"size_of_{name}").value

@@ -1,5 +1,5 @@
-/* Images in channels_last, a block of channels at a time. Scratch memory has whole blocks: the
-channels that fill up the last one are zero. */
+/* Images in channels_last, processed in blocks of channels. Scratch memory holds whole blocks; the
+channels that pad the last one are zero. */
 
 #pragma once
 
@@ -12,15 +12,15 @@ typedef REAL vec __attribute__((vector_size(64)));
 typedef __typeof__((vec){0} < (vec){0}) mask;
 
 #define LANES ((long)(64 / sizeof(REAL)))
-#define PIXELS 8 /* neighbours that a conv computes together: their sums fit in registers */
+#define PIXELS 8 /* adjacent pixels that a conv computes together: their sums fit in registers */
 #define INLINE static inline __attribute__((always_inline))
 
-/* Of a batch of images. */
+/* The shape of a batch of images. */
 typedef struct {
     long images, height, width, channels, threads;
 } batch;
 
-/* Of a depthwise conv with a square kernel and "same" padding. */
+/* The geometry of a depthwise conv with a square kernel and "same" padding. */
 typedef struct {
     long kernel, stride, dilation;
 } conv;
@@ -49,7 +49,7 @@ INLINE long lanes_of(long block, batch b) {
     return b.channels - block * LANES < LANES ? b.channels - block * LANES : LANES;
 }
 
-/* One block of channels of an image, and the padding around it. */
+/* One block of channels of an image with the padding around it. */
 typedef struct {
     vec *inside, *start;
     long width, size;
@@ -64,7 +64,7 @@ INLINE frame frame_in(vec *memory, batch b, conv c) {
     return f;
 }
 
-/* Make the padding of the frames of all blocks zero. */
+/* Set the padding of the frames of all blocks to zero. */
 static void clear_padding(vec *frames, batch b, conv c) {
     frame f = frame_in(0, b, c);
     long margin = padding(c), ends = margin * f.width + margin; /* up to the first pixel */
@@ -100,8 +100,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void make_key(void) { pthread_key_create(&kept_by_thread, free); }
 
-/* Memory of the calling thread, until it asks again. A thread always has the same: what another has
-written is in the cache of another core, and slow to come by. */
+/* Scratch memory of the calling thread, valid until the next call. A thread reuses its own: memory
+written by another thread is in the cache of another core, and slow to read. */
 static void *own_room(size_t bytes) {
     pthread_once(&once, make_key);
     size_t *block = pthread_getspecific(kept_by_thread);
@@ -115,7 +115,7 @@ static void *own_room(size_t bytes) {
     return (char *)block + 64;
 }
 
-/* Of a thread that got no memory. */
+/* Report that a thread could not allocate memory. */
 INLINE void missing(int *enough) {
 #pragma omp atomic write
     *enough = 0;

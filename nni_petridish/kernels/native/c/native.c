@@ -1,23 +1,23 @@
-/* The inner loops of training on images in channels_last, on the CPU; see native.py. Compiled once for
-each REAL.
+/* Kernels for training on images in channels_last on the CPU, called by calls.py and candidates.py.
+Compiled once for each REAL.
 
-A candidate is computed in the backward pass, forward and backward in one go: what is between the two
-is in the cache. What needs memory returns whether there was some. */
+A candidate is computed in the backward pass, forward and backward in one go, while intermediate values
+are in the cache. Functions that allocate memory return 0 if they fail to. */
 
 #include "pool.h"
 #include "projection.h"
 #include "unit.h"
 
-/* The two weights of a unit, depthwise and pointwise, or those of the parts of a reduction; and where
-their gradients go. */
+/* The two weights of a unit (depthwise, pointwise) or of the parts of a reduction, and outputs for
+their gradients. */
 typedef struct {
     conv c;
     const REAL *weights[2];
     REAL *gradients[2];
 } parameters;
 
-/* A norm's parameters, which the last one of a candidate lacks; and its running statistics, if they
-are to see the batch. */
+/* The parameters of a norm (NULL for the last norm of a candidate) and its running statistics (NULL
+if not to be updated). */
 typedef struct {
     const REAL *gamma, *beta;
     REAL *dgamma, *dbeta;
@@ -25,24 +25,24 @@ typedef struct {
     long long *batches;
 } norm_parameters;
 
-/* A candidate: one or two units, each followed by a norm; or if there is none, a pooling or a
-reduction (a projection of two parts) and a norm. */
+/* A candidate: one or two units, each followed by a norm; or, without units, a pooling or a reduction
+(a projection of two parts) and a norm. */
 typedef struct {
     batch b; /* of its input */
     const REAL *x;
-    REAL *dx; /* if it is wanted */
-    long adds; /* whether it is added to what is there */
-    long length, kind; /* the number of units; else, which pooling, or REDUCTION */
+    REAL *dx; /* NULL if not needed */
+    long adds; /* whether to add to dx instead of writing it */
+    long length, kind; /* the number of units; without units, which pooling, or REDUCTION */
     parameters units[2]; /* the second has stride 1 */
     norm_parameters norms[2];
     double alpha, dalpha;
 } candidate;
 
-/* The sizes of the structures that native_structures.py mirrors. */
+/* The sizes of the structures, compared with those in structures.py. */
 const long size_of_batch = sizeof(batch), size_of_unit = sizeof(unit), size_of_pool = sizeof(pool);
 const long size_of_projection = sizeof(projection), size_of_candidate = sizeof(candidate);
 
-/* What all norms have. */
+/* The settings of all norms. */
 typedef struct {
     double eps, momentum;
 } settings;
@@ -67,16 +67,16 @@ static double correlation(norm of) {
 /* The vectors over channels that a chain of units needs. */
 enum { TOTALS, PRODUCTS, OF_G, OF_X, CONSTANT, SCALE, SHIFT, MOMENTS, VECTORS = MOMENTS + 4 };
 
-/* A chain while it is computed. */
+/* The state of a chain of units. */
 typedef struct {
     candidate *of;
-    batch inner; /* what the first unit makes */
+    batch inner; /* the output of the first unit */
     unit units[2];
     norm norms[2];
     REAL *vectors;
 } chain;
 
-/* What the first unit makes. */
+/* The output of the first unit. */
 static batch inner_of(const candidate *of) {
     batch b = of->b;
     b.height = strided(b.height, of->units[0].c), b.width = strided(b.width, of->units[0].c);
@@ -111,7 +111,7 @@ static chain make_chain(candidate *of, vec *kept, settings s) {
     return made;
 }
 
-/* The gradient of what a norm takes is left to the unit that made it. */
+/* The input gradient of a norm is computed by the unit before it. */
 static void leave_gradient(const chain *c, norm of, const REAL *gammas, double gamma) {
     REAL *of_g = c->vectors + OF_G * of.channels, *of_x = c->vectors + OF_X * of.channels;
     norm_backward(of_g, of_x, c->vectors + CONSTANT * of.channels, of, gammas, gamma);
@@ -142,8 +142,8 @@ static int two_units(chain *c, const REAL *g, settings s) {
         scale[k] = between->gamma[k] * inverse_deviation(middle, k);
         shift[k] = between->beta[k] - scale[k] * middle.mean[k];
     }
-    last->x = first->y, last->centre = middle.mean, last->scale = scale, last->shift = shift;
-    last->dx = last->y; /* of which each image is read before it is written */
+    last->x = first->y, last->center = middle.mean, last->scale = scale, last->shift = shift;
+    last->dx = last->y; /* in place: each image is read before it is written */
     if (!last_unit(c, c->inner, g, s)) return 0;
     for (long k = 0; k < middle.channels; k++) {
         between->dgamma[k] = middle.products[k] * inverse_deviation(middle, k);
@@ -154,13 +154,13 @@ static int two_units(chain *c, const REAL *g, settings s) {
     return unit_backward(first, c->of->b);
 }
 
-/* The gradients of all weights of a chain of units and of α, g being the gradient of x_k. */
+/* The gradients of all weights of a chain of units and of α, for g = ∇_{x_k} L. */
 static int chain_gradients(candidate *of, vec *memory, const REAL *g, settings s) {
     chain c = make_chain(of, memory, s);
     return of->length > 1 ? two_units(&c, g, s) : last_unit(&c, of->b, g, s);
 }
 
-/* The same of several poolings of one input. */
+/* The same for several poolings of one input. */
 static int pool_gradients(candidate *candidates, long count, const REAL *g, settings s) {
     batch b = candidates->b;
     conv c = candidates->units[0].c;
@@ -195,7 +195,7 @@ static int pool_gradients(candidate *candidates, long count, const REAL *g, sett
 
 enum { REDUCTION = MAXIMUM + 1 };
 
-/* The same of a reduction. */
+/* The same for a reduction. */
 static int reduction_gradients(candidate *of, const REAL *g, settings s) {
     const parameters *w = of->units;
     projection p = {
@@ -225,7 +225,7 @@ static int reduction_gradients(candidate *of, const REAL *g, settings s) {
 
 INLINE int is_pooling(const candidate *c) { return !c->length && c->kind != REDUCTION; }
 
-/* How many candidates, from the first, are poolings of the same input. */
+/* The number of consecutive candidates from the first that are poolings of the same input. */
 static long poolings(const candidate *first, const candidate *end) {
     const candidate *c = first;
     while (
@@ -236,8 +236,8 @@ static long poolings(const candidate *first, const candidate *end) {
     return c - first;
 }
 
-/* The gradients of a site's candidates. Chains of units have the same memory one after the other: it
-is in the cache. */
+/* The gradients of a site's candidates. All chains of units use the same memory, so that it stays in
+the cache. */
 int candidate_gradients(candidate *candidates, long n, const REAL *g, double eps, double momentum) {
     settings s = {eps, momentum};
     size_t size = sizeof(vec);

@@ -1,39 +1,39 @@
-/* Pooling, or none, in one pass over the images. */
+/* Pooling or the identity in one pass over the images. */
 
 #pragma once
 #include "sums.h"
 
-/* Pooling over squares of 3x3 pixels, or none. */
+/* Pooling over squares of 3x3 pixels, or the identity. */
 enum { NONE, MEAN, MAXIMUM };
 
 typedef struct {
     long kind, stride;
     const REAL *x;
     REAL *mean, *variance;
-    const REAL *g; /* may be missing; then also */
+    const REAL *g; /* may be NULL; if given, also compute */
     REAL *totals, *products;
-    REAL *dx; /* where the gradient of x goes, if it is wanted */
-    long adds; /* whether it is added to what is there */
+    REAL *dx; /* output for the gradient of x; NULL if not needed */
+    long adds; /* whether to add to dx instead of writing it */
 } pool;
 
 INLINE conv square_of_nine(const pool *of) { return (conv){3, of->stride, 1}; }
 
-/* A NaN may lose: g, with which all is multiplied that comes of this, then is NaN. */
+/* May lose a NaN. That is harmless: g, by which the result is multiplied, is then NaN too. */
 INLINE vec larger(vec a, vec b) {
     mask wins = b > a;
     return (vec)(((mask)b & wins) | ((mask)a & ~wins));
 }
 
-/* How many of the three neighbours of a pixel, itself included, lie within. */
-INLINE long neighbours(long at, long size) { return 1 + (at > 0) + (at + 1 < size); }
+/* The number of pixels inside the image in the window of three around a position. */
+INLINE long neighbors(long at, long size) { return 1 + (at > 0) + (at + 1 < size); }
 
-/* Three rows of pixels, pooled over columns, with one column more at each end. */
+/* Three rows of pixels, pooled over columns, with one extra column at each end. */
 typedef struct {
     vec *largest, *sums;
 } columns;
 
-/* Neighbours outside are taken to be the nearest inside, which changes no maximum, or zero. This is
-row i of an image, one block of channels of it. */
+/* Pool one block of channels of row i over columns. Pixels outside the image repeat the border, which
+changes no maximum, or are zero. */
 INLINE void pool_columns(columns to, const REAL *image, long i, batch b, long lanes) {
     long next = b.width * b.channels;
     long above = i > 0 ? -next : 0, below = i + 1 < b.height ? next : 0;
@@ -51,7 +51,7 @@ INLINE columns columns_of(columns all, long k, batch b) {
     return (columns){all.largest + k * (b.width + 2), all.sums + k * (b.width + 2)};
 }
 
-/* The same of all blocks. */
+/* The same for all blocks. */
 static void pool_all_columns(columns to, const REAL *image, long i, batch b) {
     for (long k = 0; k < blocks(b); k++) {
         const REAL *x = image + k * LANES;
@@ -60,12 +60,12 @@ static void pool_all_columns(columns to, const REAL *image, long i, batch b) {
     }
 }
 
-/* One part of each pixel of a mean that counts no padding. */
+/* The weight of each pixel in a mean with the padding not counted. */
 INLINE REAL share(const pool *of, long i, long j, batch b) {
-    return (REAL)1 / (neighbours(i * of->stride, b.height) * neighbours(j * of->stride, b.width));
+    return (REAL)1 / (neighbors(i * of->stride, b.height) * neighbors(j * of->stride, b.width));
 }
 
-/* Row i of what the pooling makes of a block of channels, to every step-th place. */
+/* Row i of the output of a pooling, for one block of channels, stored at every step-th place. */
 static void pooled_row(vec *row, long step, columns from, const pool *of, long i, batch b) {
     long stride = of->stride, width = strided(b.width, square_of_nine(of));
     if (of->kind == MAXIMUM)
@@ -80,7 +80,7 @@ static void pooled_row(vec *row, long step, columns from, const pool *of, long i
         }
 }
 
-/* What a thread needs to pool images: a row, columns, and the sums of each pooling. */
+/* Scratch memory of a thread: a row, columns, and the sums of each pooling. */
 typedef struct {
     vec *row;
     columns from;
@@ -100,7 +100,7 @@ static pool_workplace pool_at(vec *memory, batch b) {
     return at;
 }
 
-/* Pool an image in several ways. */
+/* Apply several poolings to one image. */
 static void pool_image(pool_workplace at, const pool *pools, long count, long image, batch b) {
     conv c = square_of_nine(pools);
     long n = blocks(b), height = strided(b.height, c), width = strided(b.width, c);
@@ -120,7 +120,7 @@ static void pool_image(pool_workplace at, const pool *pools, long count, long im
     }
 }
 
-/* Pool images of the same x and stride, in several ways; moments, totals and products are as in
+/* Apply several poolings with the same x and stride; moments, totals and products are as in
 unit_forward. */
 int pool_forward(const pool *pools, long count, batch b) {
     long n = blocks(b), pixels_out = outputs(b, square_of_nine(pools));
@@ -152,14 +152,13 @@ int pool_forward(const pool *pools, long count, batch b) {
     return enough;
 }
 
-/* Hand the gradient of a row of maxima to the pixels that they came from: the first of equals gets
-it. */
+/* Add the gradient of a row of maxima to the pixels they came from, the first one in case of ties. */
 INLINE void spread_row(
     vec *to, const vec *from, const vec *row, const vec *dy, long frame_width, long width,
     long stride
 ) {
     for (long j = 0; j < width; j++) {
-        mask left = (vec){0} == (vec){0}; /* all */
+        mask left = (vec){0} == (vec){0}; /* all lanes */
         for (long tap = 0; tap < 9; tap++) {
             long place = j * stride + tap / 3 * frame_width + tap % 3;
             mask takes = left & (from[place] == row[j]);
@@ -168,22 +167,22 @@ INLINE void spread_row(
     }
 }
 
-/* What a thread needs to hand gradients back: frames of one block for x and for the gradients. */
+/* Scratch memory of a thread: frames of one block for x and for the gradients. */
 typedef struct {
     pool_workplace pooling;
     frame x, gradients;
     vec *dy;
 } pool_backward_workplace;
 
-/* Fill a frame with an image, the padding being less than anything. */
+/* Fill a frame with an image, padded with values below all others. */
 static void lay_out(frame f, const REAL *x, batch b, long k) {
     for (long p = 0; p < f.size; p++) f.start[p] = (vec){0} - (REAL)__builtin_inf();
     for (long i = 0; i < b.height; i++)
         load_row(f.inside + i * f.width, 1, x + i * b.width * b.channels, b.width, b, k);
 }
 
-/* The gradients of one block of an image, in the frame. Those of a mean are left at the pixel around
-which it is taken. */
+/* The gradients of one block of an image, in the frame. Those of a mean stay at the center of its
+window. */
 static void block_gradients(
     pool_backward_workplace at, const pool *of, combination by, long image, batch b, long k
 ) {
@@ -216,7 +215,7 @@ static void block_gradients(
     }
 }
 
-/* dx from the frame. */
+/* Write dx from the frame. */
 static void take_gradients(
     pool_backward_workplace at, const pool *of, long image, batch b, long k
 ) {
@@ -237,7 +236,7 @@ static void take_gradients(
     }
 }
 
-/* dx, the gradient of what pool_forward computes being a combination of g and that. */
+/* dx, given the gradient of the output of pool_forward as a combination of g and that output. */
 int pool_backward(const pool *of, combination by, batch b) {
     conv c = square_of_nine(of);
     long size = frame_in(0, b, c).size, own = pool_room(b, 1) + 2 * size + b.width;

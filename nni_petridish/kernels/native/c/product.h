@@ -1,9 +1,9 @@
-/* 1x1 convs: products of pixels with a matrix, a block of channels at a time. */
+/* 1x1 convs: products of pixels with a matrix, in blocks of channels. */
 
 #pragma once
 #include "sums.h"
 
-/* Of a product: channels, and the blocks that they fill. */
+/* The shape of a product: channels, and the blocks that they fill. */
 typedef struct {
     long inputs, outputs, in_blocks, out_blocks;
 } shape;
@@ -13,8 +13,8 @@ INLINE shape transposed(shape s) {
     return (shape){s.outputs, s.inputs, s.out_blocks, s.in_blocks};
 }
 
-/* to = from · weight, for some pixels; weight[i·out_blocks + o] has blocks of outputs. Pixels lie a
-step apart, blocks of channels of what is made a block_step. */
+/* to = from · weight for some pixels; weight[i·out_blocks + o] is a block of outputs. The pixels are
+step apart, the blocks of channels of the result block_step. */
 static void multiply(
     vec *to, long step, long block_step, const vec *from, long from_step, const vec *weight,
     long pixels, shape s
@@ -44,7 +44,7 @@ INLINE void add_lanes(double *sums, vec value) {
     for (long lane = 0; lane < LANES; lane++) sums[lane] += value[lane];
 }
 
-/* Σ g[pixel, o] · u[pixel, i] is added to sums[o·in_blocks·LANES + i], for some outputs. */
+/* Add Σ g[pixel, o] · u[pixel, i] to sums[o·in_blocks·LANES + i], for some outputs. */
 INLINE void accumulate_some(
     double *sums, const vec *g, long g_step, const vec *u, long u_step, long pixels, shape s,
     long first, long count
@@ -62,7 +62,7 @@ INLINE void accumulate_some(
     }
 }
 
-/* The same for all; pixels lie a step apart. */
+/* The same for all outputs; the pixels are step apart. */
 static void accumulate(
     double *sums, const vec *g, long g_step, const vec *u, long u_step, long pixels, shape s
 ) {
@@ -73,7 +73,7 @@ static void accumulate(
             accumulate_some(sums, g, g_step, u, u_step, pixels, s, o, LANES / 2);
 }
 
-/* One block of channels of the gradient of what a product makes, for some pixels. */
+/* One block of channels of the gradient of the output of a product, for some pixels. */
 INLINE void block_of_gradient(
     vec *dy, const REAL *g, const REAL *y, combination of, long count, batch b, long k, long lanes
 ) {

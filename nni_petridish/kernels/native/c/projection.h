@@ -1,5 +1,5 @@
-/* ReLU and a 1x1 conv to another number of channels. With two parts the image is halved: of each
-square of four pixels the first half of the outputs sees the even one, the second half the odd one. */
+/* ReLU and a 1x1 conv to another number of channels. With two parts the resolution is halved: the
+first half of the outputs reads the pixels of even rows and columns, the second half the odd ones. */
 
 #pragma once
 #include "product.h"
@@ -8,10 +8,10 @@ typedef struct {
     long parts, outputs; /* of all parts together */
     const REAL *x, *weights[2]; /* the weights of each part */
     REAL *y, *mean, *variance; /* the output, and its moments */
-    const REAL *g; /* the output's gradient is a combination of g and y */
+    const REAL *g; /* the gradient of the output is a combination of g and y */
     combination of;
-    REAL *dx, *dweights[2]; /* the gradient before the ReLU, if it is wanted; those of the weights */
-    long adds; /* whether dx is added to what is there */
+    REAL *dx, *dweights[2]; /* the gradient before the ReLU (NULL if not needed); those of the weights */
+    long adds; /* whether to add to dx instead of writing it */
     REAL *totals, *products; /* in the forward pass, if g is given: Σ g and Σ g·(y − mean) */
 } projection;
 
@@ -24,11 +24,11 @@ static batch projected(const projection *of, batch b) {
     };
 }
 
-/* The products to be computed. Two parts are one of both pixels' channels with zeros among its
-weights, unless the outputs of each are whole blocks. */
+/* The products to compute. Two parts are one product over the channels of both pixels, with zeros
+among its weights, unless the outputs of each part are whole blocks. */
 typedef struct {
     long groups, in_blocks, out_blocks; /* the blocks of all groups */
-    shape s; /* of one */
+    shape s; /* of one group */
 } products;
 
 static products products_of(const projection *of, batch b) {
@@ -40,7 +40,7 @@ static products products_of(const projection *of, batch b) {
     return p;
 }
 
-/* A weight of a part, and where it lies in its product. */
+/* A weight of a part, and its position in the product. */
 typedef struct {
     long part, at; /* in weights */
     long group, input, output;
@@ -55,8 +55,8 @@ static place place_of(long output, long channel, const projection *of, products 
     };
 }
 
-/* For each group, rows[input·out_blocks] is what an input weighs in each output; or, transposed,
-rows[output·in_blocks] what each input weighs in an output. */
+/* For each group, rows[input·out_blocks] are the weights of an input in all outputs; or, transposed,
+rows[output·in_blocks] the weights of all inputs in an output. */
 static void load_weights(vec *rows, const projection *of, products p, batch b, int is_transposed) {
     long row = (is_transposed ? p.s.in_blocks : p.s.out_blocks) * LANES;
     long size = (is_transposed ? p.s.outputs : p.s.inputs) * row;
@@ -69,7 +69,7 @@ static void load_weights(vec *rows, const projection *of, products p, batch b, i
         }
 }
 
-/* Where the pixel is that an output takes as this part, or past the end where there is none. */
+/* The index of the pixel that an output reads in this part; past the end if there is none. */
 INLINE long pixel_of(const projection *of, long row, long column, long part, batch b) {
     long i = row * of->parts + part, j = column * of->parts + part;
     return i < b.height && j < b.width ? i * b.width + j : pixels(b);
@@ -135,7 +135,7 @@ int projection_forward(const projection *of, batch b) {
     return enough;
 }
 
-/* Hand the gradients of a row's inputs to the pixels that they are. */
+/* Add the gradients of a row's inputs to the pixels. */
 INLINE void scatter_parts(
     REAL *dx, const vec *gradients, const vec *inputs, const projection *of, long row, batch b
 ) {
@@ -152,7 +152,7 @@ INLINE void scatter_parts(
         }
 }
 
-/* The gradients of the weights, and dx if it is wanted. */
+/* The gradients of the weights, and dx if needed. */
 int projection_backward(const projection *of, batch b) {
     batch out = projected(of, b);
     products p = products_of(of, b);

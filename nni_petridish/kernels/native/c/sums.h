@@ -1,13 +1,13 @@
-/* Sums over images, which norms and their gradients need. Within an image sums are REAL, over images
-they are double. */
+/* Sums over images for norms and their gradients. Sums within an image are REAL, sums over images are
+double. */
 
 #pragma once
 #include "images.h"
 
-/* Sums over one block of channels of an image y, of which the rows come one after the other: of y
-and y² around the mean of the first row, and with the gradient g of each. */
+/* Sums over one block of channels of an image y, row by row: of y and y² around the mean of the first
+row, and of products with the gradient g. */
 typedef struct {
-    vec centre, sum, squares, total, products;
+    vec center, sum, squares, total, products;
 } sums_of_block;
 
 /* The same over images, for one channel: Σ (y − mean)² is m2, Σ g·(y − mean) is product. */
@@ -15,7 +15,7 @@ typedef struct {
     double mean, m2, total, product;
 } sums_of_channel;
 
-/* Take a row into account, and write it to y if that is given. */
+/* Add a row to the sums, and write it to y if given. */
 INLINE void observe_block(
     sums_of_block *sums, REAL *y, const vec *row, const REAL *g, long width, batch b, long k,
     long lanes, int is_first
@@ -25,10 +25,10 @@ INLINE void observe_block(
     if (is_first) {
         vec sum = {0};
         for (long j = 0; j < width; j++) sum += row[j * n + k];
-        s = (sums_of_block){.centre = sum / (REAL)width};
+        s = (sums_of_block){.center = sum / (REAL)width};
     }
     for (long j = 0; j < width; j++) {
-        vec value = row[j * n + k], from = value - s.centre;
+        vec value = row[j * n + k], from = value - s.center;
         s.sum += from;
         s.squares += from * from;
         if (y) store(y + j * b.channels + k * LANES, value, lanes);
@@ -41,7 +41,7 @@ INLINE void observe_block(
     sums[k] = s;
 }
 
-/* at is the place of the row in y and g, each of which may be missing. */
+/* The row is at offset "at" in y and g, each of which may be NULL. */
 static void observe_row(
     sums_of_block *sums, REAL *y, const vec *row, const REAL *g, long at, long width, batch b,
     int is_first
@@ -60,14 +60,14 @@ static void finish_image(sums_of_channel *to, const sums_of_block *sums, long co
         const sums_of_block *s = sums + channel / LANES;
         long lane = channel % LANES;
         double off = s->sum[lane] / (double)count, total = s->total[lane];
-        to[channel].mean = s->centre[lane] + off;
+        to[channel].mean = s->center[lane] + off;
         to[channel].m2 = s->squares[lane] - off * off * count;
         to[channel].total = total, to[channel].product = s->products[lane] - off * total;
     }
 }
 
-/* Mean and biased variance of each channel, and if wanted Σ g and Σ g·(y − mean), from the sums of
-each image; the threads of a team share the work. */
+/* Mean and biased variance of each channel, and if needed Σ g and Σ g·(y − mean), from the sums of
+each image. The threads of a team share the work. */
 static void finish_batch(
     REAL *mean, REAL *variance, REAL *totals, REAL *products, const sums_of_channel *sums,
     long count, batch b
@@ -75,21 +75,21 @@ static void finish_batch(
 #pragma omp for schedule(static)
     for (long channel = 0; channel < b.channels; channel++) {
         const sums_of_channel *end = sums + b.images * b.channels, *s;
-        double centre = 0, within = 0, between = 0, total = 0, product = 0;
+        double center = 0, within = 0, between = 0, total = 0, product = 0;
         for (s = sums + channel; s < end; s += b.channels)
-            centre += s->mean / b.images, within += s->m2 / b.images;
+            center += s->mean / b.images, within += s->m2 / b.images;
         for (s = sums + channel; s < end; s += b.channels) {
-            double off = s->mean - centre;
+            double off = s->mean - center;
             between += off * off / b.images;
             total += s->total, product += s->product + off * s->total;
         }
-        mean[channel] = centre, variance[channel] = within / count + between;
+        mean[channel] = center, variance[channel] = within / count + between;
         if (totals) totals[channel] = total, products[channel] = product;
     }
 }
 
-/* The sums of the calling thread, all zero, are put down as what it has found. They lie before the
-memory that is returned. */
+/* Allocate the sums of the calling thread, set to zero, and register them in found. They precede the
+returned memory. */
 static vec *own_sums(double **found, long count, long vecs) {
     size_t bytes = whole_blocks(count * sizeof(double));
     char *memory = own_room(bytes + vecs * sizeof(vec));
@@ -99,15 +99,15 @@ static vec *own_sums(double **found, long count, long vecs) {
     return (vec *)(memory + bytes);
 }
 
-/* What all threads have found, in their order; one that had no memory has found nothing. */
+/* The total over all threads, in order, without those that could not allocate memory. */
 INLINE double total_of(double *const *found, long at, long threads) {
     double total = 0;
     for (long t = 0; t < threads; t++) total += found[t] ? found[t][at] : 0;
     return total;
 }
 
-/* The norm of a value x, of which the moments are known, and the gradient g of its output, of which
-totals are Σ g and products Σ g·(x − mean). */
+/* A norm of x with known moments; totals are Σ g and products Σ g·(x − mean), with g the gradient of
+its output. */
 typedef struct {
     const REAL *mean, *variance, *totals, *products;
     double eps, count;
@@ -118,13 +118,13 @@ INLINE double inverse_deviation(norm of, long channel) {
     return 1 / __builtin_sqrt(of.variance[channel] + of.eps);
 }
 
-/* of_g·g + of_y·y + constant, each a vector over channels; without of_y, of_g·g. */
+/* The coefficients of of_g·g + of_y·y + constant, vectors over channels; without of_y, of of_g·g. */
 typedef struct {
     const REAL *of_g, *of_y, *constant;
 } combination;
 
-/* of_g, of_x and constant such that dx = of_g·g + of_x·x + constant; γ is the same in all channels
-where there is no vector of it. */
+/* of_g, of_x and constant such that dx = of_g·g + of_x·x + constant; without a vector of γ, γ is the
+same in all channels. */
 static void norm_backward(
     REAL *of_g, REAL *of_x, REAL *constant, norm of, const REAL *gammas, double gamma
 ) {
@@ -151,11 +151,11 @@ INLINE void image_correlations(
     double *total, double *products, const REAL *g, const REAL *x, const REAL *mean, batch b,
     long first, long lanes
 ) {
-    vec centre = load(mean + first, lanes), sum = {0}, product = {0};
+    vec center = load(mean + first, lanes), sum = {0}, product = {0};
     for (long at = first; at < pixels(b) * b.channels; at += b.channels) {
         vec value = load(g + at, lanes);
         sum += value;
-        product += value * (load(x + at, lanes) - centre);
+        product += value * (load(x + at, lanes) - center);
     }
     for (long lane = 0; lane < lanes; lane++)
         total[first + lane] = sum[lane], products[first + lane] = product[lane];

@@ -1,22 +1,22 @@
-/* A unit (batch norm, ReLU, depthwise conv, pointwise conv) in one pass over its images. It lays an
-image out in frames of zeros that stay in the cache; the norm and the ReLU happen on the way, and all
-loops over taps run inside a frame without a look at borders. */
+/* A unit (batch norm, ReLU, depthwise conv, pointwise conv) in one pass over its images. An image is
+copied into zero-padded frames that stay in the cache, and normalized and rectified on the way. All loops
+over taps run inside a frame without checks for borders. */
 
 #pragma once
 #include "product.h"
 
-/* A unit, with what it takes and makes, forward and backward. */
+/* A unit with its inputs and outputs, forward and backward. */
 typedef struct {
     conv c;
     const REAL *x, *scale, *shift; /* ReLU(scale·x + shift), or ReLU(x) without a scale */
     const REAL *depthwise, *pointwise;
     REAL *y, *mean, *variance; /* the output, and its moments */
-    const REAL *g; /* the output's gradient is a combination of g and y */
+    const REAL *g; /* the gradient of the output is a combination of g and y */
     combination of;
-    const REAL *centre; /* the mean of x, if it is normalised */
+    const REAL *center; /* the mean of x, if it is normalized */
     REAL *dx, *totals, *products, *ddepthwise, *dpointwise;
-    long adds; /* whether dx is added to what is there */
-    vec *kept; /* what the depthwise conv makes, if that is kept and not computed again */
+    long adds; /* whether to add to dx instead of writing it */
+    vec *kept; /* the output of the depthwise conv, if saved instead of recomputed */
 } unit;
 
 /* frame = ReLU(scale·x + shift), or ReLU(x) without a scale; x starts at the block. */
@@ -35,7 +35,7 @@ INLINE void rectify(
 
 INLINE long variant(conv c) { return 100 * c.kernel + 10 * c.stride + c.dilation; }
 
-/* One row of a conv to every step-th place, the kernel and the stride being constants. */
+/* One row of a conv, stored at every step-th place; the kernel and the stride are constants. */
 INLINE void convolve(
     vec *to, long step, const vec *from, const vec *weight, long frame_width, long width, long k,
     long stride, long d
@@ -78,7 +78,7 @@ static void convolve_row(
     }
 }
 
-/* What a pixel of g adds to Σ g · (x seen through a tap), for some rows of taps. */
+/* Add the contribution of a pixel of g to Σ g·x at each tap, for some rows of taps. */
 INLINE void correlate_pixel(
     vec *sum, vec g, const vec *x, long frame_width, long rows, long k, long d
 ) {
@@ -88,8 +88,7 @@ INLINE void correlate_pixel(
         for (long q = 0; q < k; q++) sum[p * k + q] += g * x[p * d * frame_width + q * d];
 }
 
-/* What two of them add, as far apart as taps are: what one sees through a tap the other sees through
-the next. */
+/* The same for two pixels as far apart as taps, which read the same x through adjacent taps. */
 INLINE void correlate_pair(
     vec *sum, vec g, vec other, const vec *x, long frame_width, long rows, long k, long d
 ) {
@@ -103,7 +102,7 @@ INLINE void correlate_pair(
         }
 }
 
-/* Some rows of taps, the kernel, the stride and the dilation being constants. */
+/* Some rows of taps; the kernel, the stride and the dilation are constants. */
 INLINE void correlate_rows(
     vec *sums, frame g, frame x, long height, long width, long first, long rows, long k,
     long stride, long d
@@ -124,7 +123,7 @@ INLINE void correlate_rows(
     for (long tap = 0; tap < rows * k; tap++) sums[first * k + tap] = sum[tap];
 }
 
-/* All of them, as many at a time as have their sums in registers. */
+/* All rows of taps, as many at a time as fit their sums in registers. */
 INLINE void correlate(
     vec *sums, frame g, frame x, long height, long width, long k, long stride, long d
 ) {
@@ -146,7 +145,7 @@ static void correlate_image(vec *sums, frame g, frame x, batch b, conv c) {
     }
 }
 
-/* The weights of a unit, a block of channels to a vec. */
+/* The weights of a unit, one vec per block of channels. */
 static void load_depthwise(vec *taps, const REAL *weight, batch b, long size) {
     for (long channel = 0; channel < b.channels; channel++)
         for (long tap = 0; tap < size; tap++)
@@ -232,8 +231,8 @@ INLINE void input_gradient(
     REAL *dx, vec *sums, vec *row, const vec *flipped, frame g, frame rectified, const REAL *x,
     const REAL *mean, batch b, conv c, long adds, long lanes
 ) {
-    vec centre = {0}, total = {0}, products = {0};
-    if (mean) centre = load(mean, lanes);
+    vec center = {0}, total = {0}, products = {0};
+    if (mean) center = load(mean, lanes);
     c.stride = 1;
     for (long i = 0; i < b.height; i++) {
         convolve_row(row, 1, g.start + i * g.width, flipped, g, b.width, c);
@@ -242,19 +241,19 @@ INLINE void input_gradient(
             vec value = keep(row[j], rectified.inside[i * rectified.width + j] > (vec){0});
             store(dx + at, adds ? load(dx + at, lanes) + value : value, lanes);
             total += value;
-            if (mean) products += value * (load(x + at, lanes) - centre);
+            if (mean) products += value * (load(x + at, lanes) - center);
         }
     }
     sums[0] = total, sums[1] = products;
 }
 
-/* What a thread needs to take images back through a unit. */
+/* Scratch memory of a thread for the backward pass of a unit. */
 typedef struct {
     vec *frames, *u, *dy, *row, *gradients;
 } workplace;
 
-/* The gradients of the weights of a unit from one image, and dx. Sums are for each channel Σ dx,
-Σ dx·(x − centre) and the taps; then the pointwise weights. */
+/* The gradients of the weights of a unit from one image, and dx. The sums are, for each channel, Σ dx,
+Σ dx·(x − center) and the taps, followed by the pointwise weights. */
 static void image_backward(
     double *sums, workplace at, const vec *taps, const unit *of, long image, batch b
 ) {
@@ -283,16 +282,16 @@ static void image_backward(
         if (of->dx) {
             REAL *to = of->dx + x_at + first;
             const REAL *from = of->x + x_at + first;
-            const REAL *centre = of->centre ? of->centre + first : NULL;
+            const REAL *center = of->center ? of->center + first : NULL;
             const vec *taps_k = flipped + k * size;
             if (lanes == LANES)
                 input_gradient(
-                    to, found, at.row, taps_k, gradient, rectified, from, centre, b, c, of->adds,
+                    to, found, at.row, taps_k, gradient, rectified, from, center, b, c, of->adds,
                     LANES
                 );
             else
                 input_gradient(
-                    to, found, at.row, taps_k, gradient, rectified, from, centre, b, c, of->adds,
+                    to, found, at.row, taps_k, gradient, rectified, from, center, b, c, of->adds,
                     lanes
                 );
         }
@@ -300,8 +299,8 @@ static void image_backward(
     }
 }
 
-/* Of unit_forward: the gradients of both weights. If dx is given, it becomes the gradient before the
-ReLU, or that is added to it, and totals and products become its Σ and Σ dx·(x − centre) of each
+/* The backward pass of unit_forward: the gradients of both weights. If dx is given, the gradient before
+the ReLU is written or added to it, and totals and products are Σ dx and Σ dx·(x − center) of each
 channel. */
 int unit_backward(const unit *of, batch b) {
     conv c = of->c;
@@ -323,7 +322,7 @@ int unit_backward(const unit *of, batch b) {
             memset(taps, 0, weights_size * sizeof(vec));
             clear_padding(at.frames, b, c);
             if (c.stride == 1) clear_padding(at.gradients, b, c);
-            else memset(at.gradients, 0, frames_size * sizeof(vec)); /* most of it stays so */
+            else memset(at.gradients, 0, frames_size * sizeof(vec)); /* most of it stays zero */
             load_depthwise(taps, of->depthwise, b, size);
             for (long k = 0; k < n * size; k++)
                 flipped[k] = taps[k / size * size + size - 1 - k % size];
