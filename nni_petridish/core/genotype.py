@@ -1,8 +1,8 @@
 """Base of all architectures: frozen, validated, and JSON in and out.
 
-A genotype says which shortcuts each weak learner merges (Eq. 4 of the paper), nothing about widths,
-depths or weights: those belong to the space that builds it. Each space has its own family; a family
-declares its fields and checks them, the rest is here.
+A genotype lists the shortcuts that each weak learner merges (Eq. 4 of the paper). Widths and depths
+belong to the space that builds it. Each space has its own family of genotypes, a subclass that
+declares its fields and checks them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nni_petridish.registry import genotype_homes
 
 VERSION = 1
 
-#: The forms of op_merge, which makes one tensor of the shortcuts of a weak learner (appendix B.3).
+#: The forms of op_merge, which merges the shortcuts of a weak learner into one tensor (B.3).
 MERGES = ("concat_project", "weighted_sum")
 
 Shortcut = tuple[str, str]
@@ -31,16 +31,16 @@ Learner = tuple[Shortcut, ...]
 
 
 def learner_name(index: int) -> str:
-    """Return the name that the output of the index-th weak learner has as an input: ``h0``, ..."""
+    """Return the name of the output of the index-th weak learner as an input: ``h0``, ..."""
     return f"h{index}"
 
 
 @dataclass(frozen=True)
 class Genotype(ABC):
-    """Base of all architectures; ``Genotype.from_json`` finds the right family by ``space``.
+    """Base of all architectures; ``Genotype.from_json`` finds the family by its ``space``.
 
     A family is a frozen dataclass with a ``space``. Its fields are the keys of its JSON form, in
-    order; a field ``merge`` is written only where it is not the default.
+    order. A field ``merge`` is written only if it is not the default.
 
     Examples
     --------
@@ -57,11 +57,11 @@ class Genotype(ABC):
 
     space: ClassVar[str]
     table: ClassVar[str]
-    """The field that holds the weak learners."""
+    """The name of the field that holds the weak learners."""
     noun: ClassVar[str] = ""
-    """What errors call a genotype of this family; by default the space and "genotype"."""
+    """The name of the family in error messages; by default the space and "genotype"."""
     key_noun: ClassVar[str] = "key"
-    """What errors call the key of an α table."""
+    """The name of an α table's key in error messages."""
     _families: ClassVar[dict[str, type[Genotype]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -71,7 +71,13 @@ class Genotype(ABC):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Genotype:
-        """Read a genotype; whatever is wrong raises one `GenotypeError` that names the place."""
+        """Read a genotype from JSON.
+
+        Raises
+        ------
+        GenotypeError
+            If anything is wrong, with its place.
+        """
         try:
             data = json.loads(text)
         except (TypeError, ValueError) as error:
@@ -80,7 +86,7 @@ class Genotype(ABC):
 
     @classmethod
     def from_dict(cls, data: object) -> Genotype:
-        """Read a genotype from plain data, as `to_dict` makes it."""
+        """Read a genotype from plain data, as returned by `to_dict`."""
         if not isinstance(data, Mapping):
             raise GenotypeError(f"genotype: must be an object but got {show(data)}.")
         version = data.get("version")
@@ -92,7 +98,7 @@ class Genotype(ABC):
 
     @classmethod
     def _family(cls, space: object) -> type[Genotype]:
-        """Return the family of this name, if it is one of this class."""
+        """Return the family with this name among the subclasses of this class."""
         homes = genotype_homes()
         if isinstance(space, str) and space in homes:
             importlib.import_module(homes[space])
@@ -128,7 +134,7 @@ class Genotype(ABC):
 
     @property
     def growths(self) -> int:
-        """How many weak learners the most grown part of the network has."""
+        """The largest number of weak learners of any α table."""
         return max(map(len, self.learners_by_key().values()), default=0)
 
     @abstractmethod
@@ -138,8 +144,8 @@ class Genotype(ABC):
     def grown(self, additions: Mapping[str, Learner], merge: str | None = None) -> Self:
         """Return the genotype with one more weak learner for every key in ``additions``.
 
-        ``merge`` is op_merge of the new learners. A family without such a field ignores it; in the
-        others it can change only as long as there is no weak learner.
+        ``merge`` is the op_merge of the new learners. A family without such a field ignores it. In
+        the others it can only change if there is no weak learner yet.
         """
         before = self.learners_by_key()
         for key in additions:
@@ -148,7 +154,7 @@ class Genotype(ABC):
         return self._with_learners({**before, **after}, merge)
 
     def _check_key(self, key: str) -> None:
-        """Check that there is an α table of this key."""
+        """Raise `GenotypeError` unless there is an α table with this key."""
         known = self.learners_by_key()
         if key not in known:
             there = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
@@ -173,7 +179,7 @@ class Genotype(ABC):
 
 @dataclass(frozen=True)
 class LearnersGenotype(Genotype):
-    """Base of the families whose field ``table`` maps each key to its weak learners."""
+    """Base of the families with a field that maps each key to its weak learners."""
 
     def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
         """Return the weak learners of each α table, in the order of growth."""
@@ -190,7 +196,7 @@ class LearnersGenotype(Genotype):
 
 
 class FrozenMapping(Mapping[str, Any]):
-    """A mapping that cannot change and can be hashed; keeps the order it was given."""
+    """An immutable, hashable mapping that keeps the order of its items."""
 
     __slots__ = ("_items",)
 
@@ -224,12 +230,12 @@ def check_learners(
     Parameters
     ----------
     place
-        Where they stand, for errors.
+        The place of the learners in the genotype, for error messages.
     learners
         Lists of lists of ``[source, op]``.
     sources
-        The inputs that exist before any growth; the i-th learner may read the outputs of those
-        before it as well.
+        The inputs that exist before any growth. The i-th learner may also read the outputs of
+        earlier ones.
     ops
         The eligible operations.
     """
@@ -273,29 +279,29 @@ def _check_shortcut(
 
 
 def as_list(value: object) -> Sequence[Any] | None:
-    """Return a list or tuple as it is, and None for anything else."""
+    """Return a list or tuple unchanged, and None for anything else."""
     return value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else None
 
 
 def one_of(names: Sequence[str] | Mapping[str, Any]) -> str:
-    """Return the allowed names for an error: ``one of a, b``."""
+    """Return the allowed names for an error message: ``one of a, b``."""
     return "one of " + ", ".join(names) if len(names) > 1 else next(iter(names), "nothing")
 
 
 def show(value: object) -> str:
-    """Return a value for an error, cut to 60 characters."""
+    """Return the repr of a value for an error message, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def check_merge(merge: object) -> None:
-    """Check that a value is one of `MERGES`."""
+    """Raise `GenotypeError` unless a value is one of `MERGES`."""
     if merge not in MERGES:
         raise GenotypeError(f"merge: must be {one_of(MERGES)} but got {show(merge)}.")
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with dicts for mappings and lists for tuples, as JSON has it."""
+    """Convert mappings to dicts and tuples to lists, recursively, for JSON."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

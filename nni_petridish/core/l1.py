@@ -1,4 +1,4 @@
-"""Variants of weak learning: isolated or joint, λ constant (the paper) or growing (B.6)."""
+"""Variants of weak learning: isolated or joint, with constant λ (the paper) or a ramp (B.6)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from nni_petridish.errors import ConfigError
 WEAK_LEARNING = ("isolated", "joint")
 """The paper's weak learning, and its ablation without sg and sf (appendix B.4)."""
 L1_SCHEDULES = ("constant", "linear", "cosine")
-"""λ over the course of weak learning: the paper's, and two ramps (its future work, B.6)."""
+"""Schedules of λ over weak learning: the paper's, and two ramps (its future work, B.6)."""
 
 
 @dataclass(frozen=True)
 class L1Schedule:
-    """λ that ramps up from 0 to ``l1`` over ``steps`` backward passes and then stays.
+    """A schedule of λ that ramps up from 0 to ``l1`` over ``steps`` backward passes.
 
     Parameters
     ----------
     name
         ``"constant"``, ``"linear"`` or ``"cosine"`` (slow at both ends).
     l1
-        The λ that is reached.
+        λ at the end of the ramp.
     steps
         The length of the ramp in backward passes.
 
@@ -56,6 +56,6 @@ class L1Schedule:
 
 
 def check_l1(l1: float) -> None:
-    """Raise `ConfigError` unless λ is a finite number that is not negative."""
+    """Raise `ConfigError` unless λ is a finite, non-negative number."""
     if isinstance(l1, bool) or not isinstance(l1, (int, float)) or not 0 <= l1 < math.inf:
         raise ConfigError(f"l1 must be a number that is not negative but got {l1!r}.")

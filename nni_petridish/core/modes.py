@@ -1,4 +1,4 @@
-"""Evaluation mode for a while."""
+"""A context manager for evaluation mode."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(net: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode; afterwards every module has its own mode again.
+    """Put a network into evaluation mode, and restore the mode of every module on exit.
 
-    ``net.train()`` would not do: a network in training may hold modules in evaluation mode, such as
-    frozen batch norms.
+    ``net.train()`` would not restore modules that were in evaluation mode within a network in
+    training, such as frozen batch norms.
     """
     modes = [(module, module.training) for module in net.modules()]
     net.eval()

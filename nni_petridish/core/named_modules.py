@@ -1,4 +1,4 @@
-"""Modules by the names of other modules, which have dots in them."""
+"""A module dictionary whose keys may contain dots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 class NamedModules(nn.ModuleDict):
     """A `torch.nn.ModuleDict` whose keys may contain dots, as the names of submodules do.
 
-    PyTorch allows no dots in a module's own name, so that there they are dashes.
+    PyTorch allows no dots in the name of a module, so they are stored as dashes.
 
     Examples
     --------

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Space(Protocol):
-    """A set of architectures, and the networks that they are."""
+    """A set of architectures, and how to build their networks."""
 
     def seed(self) -> Genotype:
         """Return the simplest architecture of the space, where growth starts."""
@@ -31,7 +31,8 @@ class Space(Protocol):
     def describe(self) -> dict[str, Any]:
         """Return the space as plain data, ready for JSON.
 
-        Of a space that is made of plain data it is complete: ``Space(**data)`` is the same space.
+        If the space is made from plain data, the description is complete: ``Space(**data)`` is an
+        equal space.
         """
         ...
 
