@@ -1,4 +1,4 @@
-"""Files that are either complete or not there."""
+"""Atomic writing of files and folders: each is complete or absent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PREFIX = ".tmp-"
 
 
 def to_json(data: Any) -> bytes:
-    """Write plain data as readable JSON; NaN and infinity are refused, as JSON has neither."""
+    """Return plain data as indented JSON; NaN and infinity, which JSON lacks, raise an error."""
     try:
         return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
@@ -27,7 +27,7 @@ def to_json(data: Any) -> bytes:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace a file in one step: whoever reads it sees the old content or all of the new one."""
+    """Write or replace a file atomically: readers see either the old or the new content."""
     temporary = temporary_name(path)
     try:
         _write_new(temporary, data)
@@ -38,12 +38,12 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> bool:
-    """Make a folder with all its files in one step.
+    """Create a folder with all its files atomically.
 
     Returns
     -------
     bool
-        False if there was such a folder already; it is left alone.
+        False if the folder exists already; it is not changed.
     """
     temporary = temporary_name(path)
     try:
@@ -64,7 +64,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder survive a power cut."""
+    """Flush renames inside a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -73,16 +73,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Name something unfinished beside ``path``, telling which process is at work on it."""
+    """Return a temporary name next to ``path``, which contains the host and the process id."""
     tag = f"{path.name}-{host_name()}-{os.getpid()}-{secrets.token_hex(4)}"
     return path.parent / f"{_PREFIX}{tag}"
 
 
 def remove_leftovers(folder: Path, max_age: float) -> list[str]:
-    """Remove what dead writers left unfinished in a folder.
+    """Remove the temporary files of dead writers from a folder, and return their names.
 
-    A writer is dead when its process on this machine is gone; of another machine's writer that is
-    assumed after ``max_age`` seconds.
+    A writer is dead if its process on this machine is gone, or, for a writer on another machine,
+    after ``max_age`` seconds.
     """
     removed = []
     for path in sorted(folder.glob(f"{_PREFIX}*")):
@@ -122,5 +122,5 @@ def _is_alive(pid: int) -> bool:
 
 
 def host_name() -> str:
-    """Return the name of this machine in letters, digits, dots and underscores."""
+    """Return the name of this machine, reduced to letters, digits, dots and underscores."""
     return re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())

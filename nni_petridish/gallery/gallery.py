@@ -3,14 +3,14 @@
 ::
 
     gallery.json             format version, the space and the settings of the search
-    journal.jsonl            what happened, one event a line
-    models/<id>/             weights.safetensors, *.json, checksums.json; complete or not there
-    quarantine/<id>/         models that turned out to be damaged
-    work/<id>-<attempt>/     checkpoints of growths that are under way
+    journal.jsonl            the events, one per line
+    models/<id>/             weights.safetensors, *.json, checksums.json; complete or absent
+    quarantine/<id>/         damaged models
+    work/<id>-<attempt>/     checkpoints of running growths
 
-A model is written under a temporary name, brought to the disk, renamed, and only then written into
-the journal. Whoever dies on the way leaves nothing that a reader could mistake for a model. Nothing
-is ever unpickled. The gallery can be opened, and its journal and documents read, without torch.
+A model is written under a temporary name, synced, renamed, and then recorded in the journal. A
+writer that dies in between leaves nothing that a reader could mistake for a model. Nothing is ever
+unpickled. Opening a gallery and reading its journal and documents does not need torch.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ _VERSION = 1
 class Recovery:
     """Result of `Gallery.recover`: ids put into the journal or quarantined, leftovers removed."""
 
-    journalled: tuple[str, ...]
+    journaled: tuple[str, ...]
     quarantined: tuple[str, ...]
     removed: tuple[str, ...]
 
 
 class Gallery:
-    """A gallery that exists; `Gallery.create` makes one.
+    """An existing gallery; `Gallery.create` creates one.
 
     Parameters
     ----------
     folder
-        Where it is.
+        The folder of the gallery.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -90,16 +90,16 @@ class Gallery:
         space: Mapping[str, Any],
         settings: Mapping[str, Any],
     ) -> Gallery:
-        """Make a gallery, or open it if it is there and belongs to the same search.
+        """Create a gallery, or open it if it exists and belongs to the same search.
 
         Parameters
         ----------
         folder
-            Where; a folder that is not empty and not a gallery is refused.
+            The folder of the gallery. It must be a gallery, empty, or absent.
         space
             Description of the search space, as plain data.
         settings
-            The settings that must not change while the search lasts, as plain data.
+            The settings that must not change during the search, as plain data.
         """
         folder = Path(folder)
         wanted = _description(space, settings)
@@ -123,7 +123,7 @@ class Gallery:
         space: Mapping[str, Any],
         settings: Mapping[str, Any],
     ) -> None:
-        """Raise a GalleryError if `create` would, as far as that can be told without writing."""
+        """Raise a GalleryError if `create` would, as far as can be checked without writing."""
         folder = Path(folder)
         found = _read_description(folder)
         if found is not None:
@@ -141,23 +141,23 @@ class Gallery:
     def save_model(
         self, id: str, weights: Mapping[str, Tensor], documents: Mapping[str, Any]
     ) -> bool:
-        """Save a finished model, then write it into the journal.
+        """Save a finished model and record it in the journal.
 
         Parameters
         ----------
         id
-            Id of the growth that made it.
+            Id of the growth.
         weights
-            State of the network.
+            State dict of the network.
         documents
-            Plain data by name, each becoming ``<name>.json``. Two are needed for the journal:
-            ``lineage`` with the keys of `Growth` and ``metrics`` with the keys of `Outcome`;
-            further keys in them, and further documents, are welcome.
+            Plain data by name, each saved as ``<name>.json``. Two are required for the journal:
+            ``lineage`` with the keys of `Growth`, and ``metrics`` with the keys of `Outcome`. Other
+            keys and other documents are allowed.
 
         Returns
         -------
         bool
-            False if another worker was faster; its model stays, this one is discarded.
+            False if another worker has saved the model before; this one is discarded.
         """
         event = _model_event(id, documents)
         if not self._is_taken(id):
@@ -172,12 +172,12 @@ class Gallery:
         return False
 
     def load_model(self, id: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Read the weights and documents of a model, and check that they are what was saved.
+        """Read the weights and documents of a model, and verify their checksums.
 
         Raises
         ------
         DamagedModelError
-            If they are not.
+            If a file is missing or damaged.
         GalleryError
             If there is no such model.
         """
@@ -186,7 +186,7 @@ class Gallery:
         return weights, decode_documents(id, files)
 
     def load_documents(self, id: str) -> dict[str, Any]:
-        """Read and check the documents of a model alone; needs no torch."""
+        """Read and verify the documents of a model, without its weights and without torch."""
         return decode_documents(id, self._read_files(id, with_weights=False))
 
     def checksum(self, id: str) -> str:
@@ -194,15 +194,15 @@ class Gallery:
         return read_checksums(self._models / _checked(id))[WEIGHTS]
 
     def has_model(self, id: str) -> bool:
-        """Tell whether a model is complete."""
+        """Return whether a model exists."""
         return (self._models / _checked(id)).is_dir()
 
     def model_ids(self) -> list[str]:
-        """List the models that are complete, oldest growth first."""
+        """Return the ids of all models, oldest growth first."""
         return sorted(filter(_is_id, os.listdir(self._models)), key=growth_number)
 
     def quarantine(self, id: str, reason: str) -> bool:
-        """Move a damaged model out of the way and say so; False if somebody else did already."""
+        """Quarantine a damaged model and record that; return False if it is gone already."""
         try:
             self._move_to_quarantine(id)
         except FileNotFoundError:
@@ -212,10 +212,10 @@ class Gallery:
         self._journal_quarantine(id, reason)
         return True
 
-    # Work in progress.
+    # Running growths.
 
     def work_folder(self, id: str, attempt: int) -> Path:
-        """Return the folder for the checkpoints of a running growth, and make it."""
+        """Create and return the folder for the checkpoints of a running growth."""
         folder = self._work / f"{_checked(id)}-{attempt:d}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -228,32 +228,32 @@ class Gallery:
         for folder in self._work.glob(f"{_checked(id)}-*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    # The search's side.
+    # The coordinator of a search.
 
     def lock_coordinator(self) -> ExclusiveLock:
-        """Claim the gallery for one search; a GalleryError names the process that has it."""
+        """Lock the gallery for one search; a GalleryError names the process that holds the lock."""
         what = f"Another search uses the gallery {self.folder}"
         return ExclusiveLock(self.folder / "coordinator.lock", what).acquire()
 
     def recover(self, max_age: float = 3600.0) -> Recovery:
-        """Bring models and journal into line after somebody died; for the coordinator.
+        """Make models and journal consistent after a process died; for the coordinator.
 
         Parameters
         ----------
         max_age
-            Seconds after which unfinished files of another machine count as abandoned.
+            Seconds after which temporary files of another machine count as abandoned.
         """
         self.journal.repair()
-        # The journal first: a model that is in it was complete before its line was written.
+        # Read the journal first: every model in it was complete before its line was written.
         events = self.journal.read_all()
         known = {event["id"] for event in events if event["event"] == "model"}
         known -= {event["id"] for event in events if event["event"] == "quarantine"}
         ever = {event["id"] for event in events if event["event"] in ("model", "quarantine")}
-        journalled: list[str] = []
+        journaled: list[str] = []
         quarantined: list[str] = []
         for id in self.model_ids():
             if id not in ever:
-                (journalled if self._journal_again(id) else quarantined).append(id)
+                (journaled if self._journal_again(id) else quarantined).append(id)
         for id in sorted(known.difference(self.model_ids()), key=growth_number):
             self._journal_quarantine(id, "its folder is gone")
             quarantined.append(id)
@@ -261,17 +261,17 @@ class Gallery:
         for id in under_way & ever:
             self.remove_work(id)
         removed = remove_leftovers(self._models, max_age) + remove_leftovers(self.folder, max_age)
-        return Recovery(tuple(journalled), tuple(quarantined), tuple(removed))
+        return Recovery(tuple(journaled), tuple(quarantined), tuple(removed))
 
-    # How it is done.
+    # Helpers.
 
     def _is_taken(self, id: str) -> bool:
         return self.has_model(id) or (self._quarantine / id).exists()
 
     def _journal_again(self, id: str) -> bool:
-        """Write the line of a model whose writer may have died before it could.
+        """Record a model in the journal whose writer may have died before it did.
 
-        Readers ignore a second line, so it does no harm if that writer is just slow.
+        Readers ignore a duplicate line, in case the writer is only slow.
         """
         if not self.has_model(id):
             return False
@@ -300,8 +300,8 @@ class Gallery:
     def _read_files(self, id: str, with_weights: bool) -> dict[str, bytes]:
         folder = self._models / _checked(id)
         if not folder.is_dir():
-            # An NFS client may remember that a name was missing; looking at the folder above
-            # makes it ask again.
+            # An NFS client may have cached that the name is missing; opening the parent folder
+            # refreshes the cache.
             os.close(os.open(self._models, os.O_RDONLY))
             if not folder.is_dir():
                 raise GalleryError(f"There is no model {id} in the gallery {self.folder}.")
@@ -316,7 +316,7 @@ def _is_id(name: str) -> bool:
 
 
 def _checked(id: str) -> str:
-    """Return the id if it is one: it becomes a file name, so nothing else will do."""
+    """Return the id if it is valid: it becomes a file name."""
     try:
         growth_number(id)
     except SearchError as error:
@@ -363,7 +363,7 @@ def _read_description(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_description(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    # Of several processes that start at once, the first one writes.
+    # If several processes start at once, the first one writes.
     with file_lock(folder / ".create.lock"):
         found = _read_description(folder)
         if found is None:
@@ -373,8 +373,8 @@ def _write_description(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_other_folders(folder: Path) -> None:
     if folder.is_dir():
-        # Another process may be at work here right now: its lock and temporary file do not count,
-        # nor does anything once the description is there.
+        # Another process may be creating the gallery right now: its lock and temporary file do not
+        # count, and nothing does once gallery.json exists.
         visible = [name for name in os.listdir(folder) if not name.startswith(".")]
         if visible and _read_description(folder) is None:
             raise GalleryError(f"{folder} is not a gallery and not empty: it has {visible[0]}.")

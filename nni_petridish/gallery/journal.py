@@ -1,10 +1,10 @@
-"""An append-only journal that several processes write and read: one event, one line of JSON.
+"""An append-only journal for several readers and writers: one event per line, as JSON.
 
-A line counts when it is complete. Each carries a checksum of itself; a writer that died in the
-middle of a line leaves a torn tail, which readers do not touch and the next writer closes with a
-newline; a line that is damaged is skipped with a warning.
+Every line ends with a checksum of itself. A writer that dies in the middle of a line leaves a torn
+line, which readers ignore and the next writer terminates. Readers skip a damaged line with a
+warning.
 
-Writers take turns by a lock beside the journal, so that appending is safe on NFS too, where
+Writers hold a lock file next to the journal, so that appending is safe on NFS too, where
 ``O_APPEND`` alone is not.
 """
 
@@ -27,12 +27,12 @@ _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"}$')
 
 
 class Journal:
-    """The journal in one file; each object remembers how far it has read.
+    """A journal in one file; each object remembers how far it has read.
 
     Parameters
     ----------
     path
-        The file; it is made by the first `append`.
+        The path of the file, which the first `append` creates.
 
     Examples
     --------
@@ -51,23 +51,23 @@ class Journal:
         self._line = 0
 
     def append(self, event: Event) -> None:
-        """Add one event; it is on the disk when this returns."""
+        """Append one event and sync it to the disk."""
         line = encode(event) + b"\n"
         with file_lock(self._lock):
             self._write(line)
 
     def repair(self) -> None:
-        """Close a torn last line, so that what comes next stands on its own."""
+        """Terminate a torn last line, so that the next event starts a new one."""
         with file_lock(self._lock):
             if self.path.exists():
                 self._write(b"")
 
     def read_new(self) -> list[Event]:
-        """Return the events that were added since the last call; a torn tail is left for later."""
+        """Return the events added since the last call, without an incomplete last line."""
         lines = self._complete_lines()
         events = [decode(line) for line in lines]
         if None in events:
-            # On NFS a page of a growing file may be stale; holding the lock makes it fresh.
+            # On NFS a page of a growing file may be stale; taking the lock refreshes it.
             lines = self._complete_lines(locked=True)
             events = [decode(line) for line in lines]
         for number, event in enumerate(events, self._line + 1):
@@ -78,7 +78,7 @@ class Journal:
         return [event for event in events if event is not None]
 
     def read_all(self) -> list[Event]:
-        """Return every event, without moving this reader."""
+        """Return all events, without changing the position of this reader."""
         return Journal(self.path).read_new()
 
     def _write(self, data: bytes) -> None:
@@ -89,7 +89,7 @@ class Journal:
                 size = os.fstat(descriptor).st_size
                 if size and os.pread(descriptor, 1, size - 1) != b"\n":
                     data = b"\n" + data
-                # One write: a torn line has a beginning but no end, never a hole.
+                # A single write, so that a torn line can only be truncated.
                 if data and os.write(descriptor, data) != len(data):
                     raise GalleryError(f"Cannot write to {self.path}: the disk is full.")
                 os.fsync(descriptor)
@@ -118,7 +118,7 @@ class Journal:
 
 
 def encode(event: Event) -> bytes:
-    """Write an event as one line of JSON with its checksum as the last key.
+    """Return an event as one line of JSON with its checksum as the last key.
 
     >>> encode({"event": "release", "id": "g00001"})
     b'{"event":"release","id":"g00001","crc":"e225a6ec"}'
@@ -131,7 +131,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes) -> Event | None:
-    """Read what `encode` wrote; None if the line is damaged."""
+    """Return the event of a line written by `encode`; None if the line is damaged."""
     found = _CHECKSUM.search(line)
     if found is None:
         return None

@@ -1,9 +1,9 @@
-"""Locks that die with their process.
+"""Locks that are released when their process ends.
 
-They are POSIX record locks: they work between processes, and between machines on NFS where the
-lock service runs; the kernel drops them when their process ends, however it ends, and a forked
-child does not inherit them. On NFS the locks of a machine that vanished last until the server's
-lease runs out (about a minute and a half).
+They are POSIX record locks. They work between processes, and between machines on NFS with a lock
+service. The kernel releases them whenever and however the process ends, and a forked child does not
+inherit them. On NFS the locks of a machine that vanished are held until the server's lease expires
+(about 90 seconds).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from nni_petridish.gallery.files import host_name
 
 @contextlib.contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file ``path`` for a moment; waits until it is free. Does not nest."""
+    """Hold the lock file ``path`` in this context; wait until it is free. Does not nest."""
     # Record locks do not exclude threads of one process, and closing any descriptor of the file
-    # drops them: one thread at a time.
+    # releases them, so only one thread at a time may hold one.
     with _one_thread:
         descriptor = _open_lock(path)
         try:
@@ -35,7 +35,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 
 class ExclusiveLock:
-    """A lock held for long; a second holder gets an error that names the first.
+    """A long-lived lock; acquiring it while it is held raises an error that names the holder.
 
     Examples
     --------
@@ -47,8 +47,8 @@ class ExclusiveLock:
     nni_petridish.errors.GalleryError: Here: process ... on ... is at work already.
     """
 
-    # Within one process a record lock excludes nobody: paths held, and by which process, for a
-    # forked child inherits this table but not the locks.
+    # Record locks do not exclude within one process, so held paths are listed here, with the
+    # process id: a forked child inherits this table but not the locks.
     _held: dict[str, int] = {}  # noqa: RUF012
 
     def __init__(self, path: Path, what: str) -> None:
@@ -58,7 +58,7 @@ class ExclusiveLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> ExclusiveLock:
-        """Take the lock or raise a GalleryError at once."""
+        """Acquire the lock, or raise a GalleryError at once."""
         with _one_thread:
             if self._held.get(self._key) == os.getpid():
                 raise self._taken(f"process {os.getpid()} on {host_name()}")
@@ -77,7 +77,7 @@ class ExclusiveLock:
         return self
 
     def release(self) -> None:
-        """Release the lock; nothing happens if it is not held."""
+        """Release the lock if it is held."""
         with _one_thread:
             if self._descriptor is None:
                 return
@@ -109,7 +109,7 @@ def _new_thread_lock() -> None:
     _one_thread = threading.Lock()
 
 
-# A child forked while another thread held the lock would wait for that thread for ever.
+# A child forked while another thread holds the lock would wait for that thread forever.
 os.register_at_fork(after_in_child=_new_thread_lock)
 
 

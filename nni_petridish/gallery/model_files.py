@@ -1,4 +1,4 @@
-"""The files of one model: weights as safetensors, everything else as JSON, and their checksums."""
+"""The files of one model: weights as safetensors, documents as JSON, and checksums."""
 
 from __future__ import annotations
 
@@ -21,36 +21,40 @@ CHECKSUMS = "checksums.json"
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names of documents that would not make good file names."""
+    """Raise a GalleryError for names of documents that are not valid file names."""
     for name in names:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or f"{name}.json" == CHECKSUMS:
             raise GalleryError(f"A document needs a name like 'genotype' but got {name!r}.")
 
 
 def encode_model(weights: Mapping[str, Tensor], documents: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files of a model by name, their checksums among them."""
+    """Return the content of all files of a model by file name, checksums included."""
     try:
         files = {f"{name}.json": to_json(plain(data)) for name, data in documents.items()}
     except SearchError as error:
         raise GalleryError(str(error)) from error
     files[WEIGHTS] = _encode_weights(weights)
-    # Taken from memory, not from the disk: so they also notice what went wrong while writing.
+    # Computed in memory, not from the disk, so that they detect errors in writing too.
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     return {**files, CHECKSUMS: to_json(sums)}
 
 
 def _encode_weights(weights: Mapping[str, Tensor]) -> bytes:
-    import torch
     from safetensors.torch import save
 
-    # safetensors wants tensors that are contiguous and share no memory.
+    return bytes(save(contiguous_copies(weights)))
+
+
+def contiguous_copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors for safetensors, which need to be contiguous and share no memory."""
+    import torch
+
     layout = torch.contiguous_format
-    copies = {k: w.detach().cpu().clone(memory_format=layout) for k, w in weights.items()}
-    return bytes(save(copies))
+    return {k: w.detach().cpu().clone(memory_format=layout) for k, w in weights.items()}
 
 
 def decode_weights(id: str, data: bytes) -> dict[str, Tensor]:
-    """Read the weights; no pickle is involved."""
+    """Decode weights from safetensors, without pickle."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -61,7 +65,7 @@ def decode_weights(id: str, data: bytes) -> dict[str, Tensor]:
 
 
 def decode_documents(id: str, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Read the documents by their names."""
+    """Decode the documents of a model, by name."""
     try:
         return {name.removesuffix(".json"): json.loads(data) for name, data in files.items()}
     except ValueError as error:
@@ -69,7 +73,7 @@ def decode_documents(id: str, files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def read_files(folder: Path, with_weights: bool) -> dict[str, bytes]:
-    """Read the files of a model and compare them with their checksums."""
+    """Read the files of a model and verify their checksums."""
     expected = read_checksums(folder)
     files = {}
     for name in expected:
@@ -90,7 +94,7 @@ def _read(path: Path) -> bytes:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Read the checksums of a model's files by their names."""
+    """Read the checksums of a model's files, by file name."""
     path = folder / CHECKSUMS
     try:
         sums = json.loads(_read(path))

@@ -1,4 +1,4 @@
-"""Trained models apart from any gallery: read, written as one safetensors file, and built."""
+"""Trained models outside of galleries: read and written as one safetensors file, and built."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import DamagedModelError, GalleryError
 from nni_petridish.gallery.files import write_file
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.model_files import contiguous_copies
 from nni_petridish.gallery.select import open_search, select_model
 from nni_petridish.registry import Kind, kind_names, kind_of
 
@@ -27,7 +28,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A trained model apart from any gallery: all that is needed to build and use it.
+    """A trained model outside of a gallery, with all that is needed to build and use it.
 
     Parameters
     ----------
@@ -36,10 +37,10 @@ class SavedModel:
     genotype
         The architecture.
     weights
-        The state of the network, without the auxiliary head.
+        The state dict of the network, without the auxiliary head.
     facts
-        Whatever else is known, as plain data: ``id``, ``error``, ``normalisation``, ...
-        ``normalisation`` has the ``mean`` and ``std`` of each channel, for pixels of 0 to 255.
+        Further facts as plain data: ``id``, ``error``, ``normalisation``, ... ``normalisation`` has
+        the ``mean`` and ``std`` of each channel, for pixels from 0 to 255.
     """
 
     space: dict[str, Any]
@@ -48,7 +49,7 @@ class SavedModel:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
-        """Return the network with its weights, in eval mode, with ``facts`` as an attribute."""
+        """Build the network with its weights, in eval mode and with ``facts`` as an attribute."""
         net = _make_space(self.space).build(self.genotype)
         try:
             net.load_state_dict(self.weights)
@@ -65,9 +66,9 @@ def load_model(path: str | os.PathLike[str], id: str | None = None) -> nn.Module
     Parameters
     ----------
     path
-        A gallery, or a file that ``nni-petridish export --format state_dict`` wrote.
+        A gallery, or a file written by ``nni-petridish export --format state_dict``.
     id
-        Which model of the gallery; the most accurate by default.
+        Id of a model of the gallery. By default, the most accurate one.
 
     Examples
     --------
@@ -76,8 +77,8 @@ def load_model(path: str | os.PathLike[str], id: str | None = None) -> nn.Module
         net = nni_petridish.load_model("galleries/digits")
         logits = net(images)
 
-    ``net.facts["normalisation"]`` has the ``mean`` and ``std`` that images were normalized by, in
-    units of pixels from 0 to 255, where they are known.
+    ``net.facts["normalisation"]`` has the ``mean`` and ``std`` for the normalization of images, in
+    units of pixels from 0 to 255, if they are known.
     """
     path = Path(path)
     if path.is_dir():
@@ -88,7 +89,7 @@ def load_model(path: str | os.PathLike[str], id: str | None = None) -> nn.Module
 
 
 def from_gallery(folder: Path, id: str | None = None) -> SavedModel:
-    """Read a model of a gallery; the most accurate one by default."""
+    """Read a model of a gallery, by default the most accurate one."""
     gallery, search = open_search(folder)
     record = select_model(search, id)
     weights, documents = gallery.load_model(record.id)
@@ -109,10 +110,10 @@ def from_gallery(folder: Path, id: str | None = None) -> SavedModel:
 
 
 def write_model(model: SavedModel, path: Path) -> None:
-    """Write one safetensors file: weights, and space, genotype and facts in its header."""
+    """Write a model to one safetensors file, with space, genotype and facts in its header."""
     from safetensors.torch import save
 
-    weights = _plain_tensors(model.weights)
+    weights = contiguous_copies(model.weights)
     header = {
         "version": _VERSION,
         "space": model.space,
@@ -125,7 +126,7 @@ def write_model(model: SavedModel, path: Path) -> None:
 
 
 def read_model(path: Path) -> SavedModel:
-    """Read what `write_model` wrote, and check that it is what was written; no pickle involved."""
+    """Read a model written by `write_model` and verify its checksum, without pickle."""
     from safetensors import safe_open
 
     header, checksum = read_header(path)
@@ -139,7 +140,7 @@ def read_model(path: Path) -> SavedModel:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Return ``space``, ``genotype`` and ``facts`` of a file, and its checksum; needs no torch."""
+    """Return ``space``, ``genotype`` and ``facts`` of a file, and its checksum, without torch."""
     from safetensors import safe_open
 
     with _readable(path), safe_open(str(path), framework="numpy") as file:
@@ -180,7 +181,7 @@ def _make_space(space: Mapping[str, Any]) -> Any:
 
 
 def _full_space(gallery: Gallery, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the space with what the data decided: read off the weights, so no data are needed."""
+    """Return the complete space; options that depend on the data are read from the weights."""
     data = gallery.settings.get("data") or {}
     try:
         space = _known_kind(gallery.space).space_of_weights(gallery.space, data, weights)
@@ -188,13 +189,6 @@ def _full_space(gallery: Gallery, weights: Mapping[str, Tensor]) -> dict[str, An
         raise GalleryError(f"The weights are of another space: {error} is missing.") from None
     described: dict[str, Any] = _make_space(space).describe()
     return {"space": space["space"], **described}
-
-
-def _plain_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    import torch
-
-    layout = torch.contiguous_format  # safetensors knows no other memory order
-    return {k: w.detach().cpu().clone(memory_format=layout) for k, w in weights.items()}
 
 
 def _digest(text: str, weights: Mapping[str, Tensor]) -> str:

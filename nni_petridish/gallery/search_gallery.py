@@ -1,4 +1,4 @@
-"""The gallery of a search: which description of its space it keeps, whatever the front."""
+"""The gallery of a search, with the same description of its space in every front."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ Plain = Mapping[str, Any]
 def open_gallery(
     folder: str | os.PathLike[str], space: Plain, settings: Plain, data: Plain | None = None
 ) -> Gallery:
-    """Open the gallery of a search, or make it.
+    """Open the gallery of a search, or create it.
 
     Parameters
     ----------
     folder
-        Where it is.
+        The folder of the gallery.
     space
         ``space`` (the kind) and options of the space.
     settings
-        The settings that must not change while the search lasts.
+        The settings that must not change during the search.
     data
-        The data, which decide the options that are not given; None if all are.
+        The data options, from which missing options of the space are derived; None if none is
+        missing.
     """
     return Gallery.create(folder, _kept(folder, space, data or {}), settings)
 
@@ -36,21 +37,21 @@ def open_gallery(
 def check_gallery(
     folder: str | os.PathLike[str], space: Plain, settings: Plain, data: Plain | None = None
 ) -> None:
-    """Raise if `open_gallery` would, as far as that can be told without writing."""
+    """Raise an error if `open_gallery` would, as far as can be checked without writing."""
     Gallery.check(folder, _kept(folder, space, data or {}), settings)
 
 
 def describe_space(space: Plain, data: Plain) -> dict[str, Any]:
-    """Return the kind and all options of a space, defaults and what data decide included."""
+    """Return the kind and all options of a space, including defaults and those from the data."""
     if space.get("space") not in kind_names():  # NNI's cells and choices describe themselves
         return dict(space)
     return kind_of(space).describe_space(space, data)
 
 
 def _kept(folder: str | os.PathLike[str], space: Plain, data: Plain) -> Plain:
-    """Return the description to keep: the gallery's own if it says the same in other words.
+    """Return the description to store: that of an existing gallery if it is equivalent.
 
-    Galleries of earlier versions have only the options that a configuration named.
+    Galleries of earlier versions only have the options that were given in the configuration.
     """
     described = describe_space(space, data)
     try:

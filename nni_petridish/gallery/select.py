@@ -1,4 +1,4 @@
-"""Selection of a model of a gallery: by id, by its place on the hull, or within a limit."""
+"""Selection of a model of a gallery: by id, by its place on the hull, or up to a size."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ def parse_count(text: str) -> int:
 
 
 def open_search(folder: Path) -> tuple[Gallery, Search]:
-    """Open a gallery and replay its journal; nothing is written."""
+    """Open a gallery and replay its journal, without writing."""
     gallery = Gallery(folder)
-    # Of the settings only the tolerance matters for what was found; it is in the gallery's own
-    # description, whichever front made it.
+    # Only the tolerance affects the result. It is in the gallery's description in every front.
     settings = SearchSettings(tolerance=gallery.settings.get("tolerance", 0.0))
     return gallery, Search.replay(settings, gallery.journal.read_all())
 
@@ -47,19 +46,21 @@ def select_model(
     max: float | None = None,
     best: bool = False,
 ) -> ModelRecord:
-    """Return the model that is meant; at most one way of choosing may be given.
+    """Select a model by one of several criteria.
 
     Parameters
     ----------
+    search
+        The search that found the models.
     model
-        The id of any finished model.
+        Select the finished model with this id.
     near
-        The hull model whose multiply-adds are nearest to this (the paper's rule); of two equally
-        near ones the more accurate.
+        Select the hull model with multiply-adds nearest to this number (the paper's rule), the more
+        accurate one in case of ties.
     max
-        The most accurate hull model with at most so many multiply-adds.
+        Select the most accurate hull model with at most this many multiply-adds.
     best
-        The most accurate model (default).
+        Select the most accurate model (default).
     """
     given = [model is not None, near is not None, max is not None, best]
     if sum(given) > 1:
@@ -90,26 +91,31 @@ def _named(search: Search, id: str) -> ModelRecord:
     raise GalleryError(f"There is no model {id!r}; there are {shown or 'none yet'}.")
 
 
-def best_within(records: Iterable[ModelRecord], limit: float | None) -> ModelRecord | None:
-    """Return the most accurate model within a limit, the cheapest of several; None without any.
+def most_accurate(
+    records: Iterable[ModelRecord], max_multiply_adds: float | None
+) -> ModelRecord | None:
+    """Return the most accurate model of at most this size, the cheapest one in case of ties.
 
     The paper judges searches by "the most accurate models that take under 60 million multi-adds"
-    (appendix B.5). That is more than the hull has to offer: a model within the limit may lie above
-    the line to a larger one.
+    (appendix B.5). Such a model need not be on the hull: it may lie above the line to a larger one.
     """
-    inside = [
+    limit = math.inf if max_multiply_adds is None else max_multiply_adds
+    small = [
         record
         for record in records
-        if math.isfinite(record.error) and (limit is None or record.multiply_adds <= limit)
+        if math.isfinite(record.error) and record.multiply_adds <= limit
     ]
-    return min(inside, key=lambda record: (record.error, record.multiply_adds), default=None)
+    return min(small, key=lambda record: (record.error, record.multiply_adds), default=None)
 
 
-def found_within(search: Search, limit: float | None, where: str) -> ModelRecord:
-    """Return the most accurate model within a limit, or raise with the reason why there is none."""
-    best = best_within(search.models(), limit)
+def require_most_accurate(
+    search: Search, max_multiply_adds: float | None, where: str
+) -> ModelRecord:
+    """Return the most accurate model of at most this size, or raise the reason for its absence."""
+    best = most_accurate(search.models(), max_multiply_adds)
     if best is None:
         failures = list(search.dropped().values())
+        limit = max_multiply_adds
         reason = failures[-1] if failures else f"no model has at most {limit} multiply-adds"
         raise SearchError(f"the search in {where} found nothing: {reason.removesuffix('.')}.")
     return best
@@ -129,7 +135,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def selected(search: Search, options: argparse.Namespace) -> ModelRecord:
-    """Return the model that the arguments of a command mean."""
+    """Return the model selected by the arguments of a command."""
     return select_model(
         search,
         options.model,
@@ -140,5 +146,5 @@ def selected(search: Search, options: argparse.Namespace) -> ModelRecord:
 
 
 def is_selected(options: argparse.Namespace) -> bool:
-    """Tell whether the arguments of a command choose a model."""
+    """Return whether the arguments of a command select a model."""
     return bool(options.model or options.near or options.max or options.best)

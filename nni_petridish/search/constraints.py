@@ -1,8 +1,8 @@
-"""Constraints of settings: declared beside each field of a dataclass, checked in one place.
+"""Constraints of settings, declared with the fields of a dataclass and checked in one place.
 
-A field says by its annotation what it may be, for instance ``Annotated[int, Ge(1)]`` or
-``Annotated[str, OneOf(("cell", "macro"))]``. `check_fields` holds a dataclass to its annotations;
-the schema of configuration files (`nni_petridish.running.schema`) is made of the same ones.
+The annotation of a field declares its constraints, for instance ``Annotated[int, Ge(1)]`` or
+``Annotated[str, OneOf(("cell", "macro"))]``. `check_fields` checks the fields of a dataclass; the
+schema of configuration files (`nni_petridish.running.schema`) is made from the same annotations.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 
 @dataclass(frozen=True)
 class OneOf:
-    """The value is one of these.
+    """The value must be one of several strings.
 
     Parameters
     ----------
     allowed
-        The values.
+        The allowed values.
     is_open
-        Whether others may be added at run time; a schema that is written down then takes any text.
+        Whether values can be added at run time. The JSON schema then accepts any text.
     """
 
     allowed: Sequence[str]
@@ -40,20 +40,20 @@ class OneOf:
     def __get_pydantic_json_schema__(
         self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Tell pydantic, which this module does not need, what editors may complete."""
+        """Return the JSON schema for pydantic, with the values for completion in editors."""
         known = {**handler(core_schema), "enum": list(self.allowed)}
         return {"anyOf": [known, handler(core_schema)]} if self.is_open else known
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """The words for what a text must be, in a complaint."""
+    """The description of a text in error messages."""
 
     words: str
 
 
 class Infinite:
-    """A number that may be infinite, for instance a limit that is switched off."""
+    """The number may be infinite, for instance a limit that is switched off."""
 
 
 Folder = Annotated[str, Meaning("the name of a folder")]
@@ -63,14 +63,14 @@ Share = Annotated[float, Ge(0), Lt(1)]
 
 
 def check_fields(instance: object) -> None:
-    """Raise a ConfigError in one line unless every field is what its annotation allows."""
+    """Raise a ConfigError of one line unless every field satisfies its annotation."""
     kind: Any = type(instance)
     for name, annotation in annotations_of(kind).items():
         check_value(name, getattr(instance, name), annotation)
 
 
 def check_value(place: str, value: object, annotation: Any) -> None:
-    """Raise a ConfigError in one line unless the annotation allows the value.
+    """Raise a ConfigError of one line unless the annotation allows the value.
 
     >>> check_value("filters", 8, Count)
     """
@@ -114,7 +114,7 @@ def allows(annotation: Any, value: object) -> bool:
 
 
 def describe(annotation: Any) -> str:
-    """Return in words what an annotation allows; that it may be None goes without saying.
+    """Return a description of the values that an annotation allows, other than None.
 
     >>> describe(Annotated[int, Ge(1)] | None)
     'a whole number of at least 1'
@@ -145,13 +145,13 @@ def describe(annotation: Any) -> str:
 
 
 def resolve(folder: str, base: Path) -> Path:
-    """Return the absolute path of a folder that is named relative to ``base``."""
+    """Return the absolute path of a folder given relative to ``base``."""
     return Path(os.path.abspath(base / Path(folder).expanduser()))
 
 
 @contextmanager
 def prefix(place: str) -> Iterator[None]:
-    """Put the place before the message of whatever a part complains about."""
+    """Prefix the messages of errors raised in this context with a place."""
     try:
         yield
     except GalleryError:
@@ -163,7 +163,7 @@ def prefix(place: str) -> Iterator[None]:
 
 
 def yaml_hint(message: str) -> str:
-    """Explain YAML's most common surprise: ``1e-3`` is text, ``1.0e-3`` a number."""
+    """Return a hint if a message is about a number that YAML reads as text, such as ``1e-3``."""
     value = message.rsplit("but got ", 1)[-1].rstrip(".")
     try:
         number = float(value[1:-1]) if value[:1] == "'" else None
@@ -187,7 +187,7 @@ def _is_union(kind: Any) -> bool:
 def _is_number(value: Any, kind: type, constraints: Iterable[Any]) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
         return False
-    # No whole number is infinite, but some are too large to ask.
+    # isnan and isinf raise an error for integers too large for a float.
     may_be_infinite = any(isinstance(c, Infinite) for c in constraints)
     if isinstance(value, float) and (math.isnan(value) or math.isinf(value) > may_be_infinite):
         return False

@@ -1,9 +1,9 @@
 """The lower convex hull of (multiply-adds, error), and the choice of a parent on it.
 
-A model is worth growing when no mixture of other models is both cheaper and more accurate. The
-hull runs from the cheapest model to the most accurate one; what is costlier than the most accurate
-model is never on it. Orientation is decided exactly, so that the hull depends on the points alone
-and not on the order in which they came.
+A model is worth growing if no mixture of other models is both cheaper and more accurate. The hull
+runs from the cheapest model to the most accurate one; models more expensive than the most accurate
+one are never on it. Orientation is computed exactly, so that the hull does not depend on the order
+of the points.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 Id = TypeVar("Id")
 
-# Relative rounding error that a float cross product may have, with a wide margin.
+# Bound on the relative rounding error of a cross product in floating point, with a wide margin.
 _DOUBT = 1e-14
-# Points this little above the band are kept aside, so that rounding never loses one for ever.
+# Points slightly above the band are kept too, so that rounding cannot lose one permanently.
 _SLACK = 1e-9
 
 
@@ -39,9 +39,9 @@ def lower_hull(points: Sequence[Point]) -> list[int]:
     Returns
     -------
     list of int
-        Indices of the strictly convex vertices: costs increase, errors decrease. Of points with
-        equal cost the lower error wins, of points with equal error the cheaper one, of equal
-        points the first.
+        Indices of the strictly convex vertices, with increasing cost and decreasing error. Among
+        points of equal cost the most accurate wins, among points of equal error the cheapest,
+        among equal points the first.
 
     Examples
     --------
@@ -60,16 +60,16 @@ def lower_hull(points: Sequence[Point]) -> list[int]:
 
 
 def within_band(points: Sequence[Point], hull: Sequence[int], tolerance: float = 0.0) -> list[int]:
-    """List the hull and every point at most a relative ``tolerance`` above it.
+    """Return the hull and every point at most a relative ``tolerance`` above it.
 
-    Beyond its ends the hull goes on flat. With a tolerance of 0 only the hull itself is returned.
+    Beyond its ends the hull is continued horizontally. A tolerance of 0 returns the hull itself.
 
     Parameters
     ----------
     points
         Pairs (multiply-adds, error).
     hull
-        What `lower_hull` returned for them.
+        The result of `lower_hull` for these points.
     tolerance
         0.025 accepts errors up to 2.5 % above the hull's error at the same cost.
 
@@ -97,12 +97,12 @@ def within_band(points: Sequence[Point], hull: Sequence[int], tolerance: float =
 
 
 class Hull:
-    """The same hull, kept up to date one point at a time in O(log n + vertices removed).
+    """The lower hull, updated one point at a time in O(log n + vertices removed).
 
     Parameters
     ----------
     tolerance
-        Relative width of the band that `band` lists.
+        Relative width of the band that `band` returns.
 
     Examples
     --------
@@ -122,7 +122,7 @@ class Hull:
         self._band: list[tuple[float, float, int]] = []  # error, cost, id of what is inside
 
     def add(self, id: int, cost: float, error: float) -> bool:
-        """Add a point; return whether it is a vertex now. Of equal points the smallest id wins."""
+        """Add a point and return whether it is a vertex. Of equal points the smallest id wins."""
         if not _finite(cost, error):
             return False
         cost, error = float(cost), float(error)
@@ -141,7 +141,7 @@ class Hull:
         if self._is_inside(point, _SLACK):
             self._near[id] = point
         if hull_changed:
-            # The hull only ever sinks: what has left the band never comes back to it.
+            # The hull only moves down: a point that left the band never returns to it.
             self._near = {i: p for i, p in self._near.items() if self._is_inside(p, _SLACK)}
             inside = [(p[1], p[0], i) for i, p in self._near.items() if self._is_inside(p)]
             self._band = sorted(inside)
@@ -197,21 +197,21 @@ def choose_parent(
     probability p(m) = 1 / (n(m) + 1), where n(m) is how often m was chosen before, and repeats the
     loop until a model is taken.
 
-    Looping is not needed. In one pass the k-th model is taken with probability
+    The loop is not needed. One pass takes the k-th model with probability
     ``w_k = p_k (1 - p_1) ... (1 - p_{k-1})``, and none with probability ``r = 1 - Σ w``. Passes are
-    independent, so the k-th model is taken in the end with probability
+    independent, so the k-th model is eventually taken with probability
     ``w_k (1 + r + r² + ...) = w_k / (1 - r) = w_k / Σ w``: one draw from the normalized weights of
     the first pass has the same distribution, and its cost does not grow with n.
 
     Parameters
     ----------
     ids_most_accurate_first
-        The models that may be chosen. Those behind a model that was never chosen are not looked
-        at: p = 1 shields them, however long the hull is.
+        The models that may be chosen. It is read up to the first model that was never chosen, for
+        which p = 1.
     times_chosen
         n(m); a missing model counts as never chosen.
     rng
-        Source of the one random number that is drawn.
+        The random generator, used for one number.
 
     Examples
     --------
@@ -236,7 +236,7 @@ def choose_parent(
         left -= weight
         if left < 0:
             return id
-    # Rounding used up the last weight: the draw belongs to the last model that has any.
+    # By rounding, no weight is left: return the last model with a positive weight.
     return next(id for id, weight in zip(ids[::-1], weights[::-1], strict=True) if weight)
 
 
@@ -245,7 +245,7 @@ def _finite(cost: float, error: float) -> bool:
 
 
 def _is_below(left: Point, middle: Point, right: Point) -> bool:
-    """Tell whether ``middle`` lies strictly below the segment from ``left`` to ``right``."""
+    """Return whether ``middle`` is strictly below the segment from ``left`` to ``right``."""
     rise = (middle[0] - left[0]) * (right[1] - left[1])
     fall = (right[0] - left[0]) * (middle[1] - left[1])
     if abs(rise - fall) > _DOUBT * (abs(rise) + abs(fall)):
@@ -255,7 +255,7 @@ def _is_below(left: Point, middle: Point, right: Point) -> bool:
 
 
 def _height(cost: float, costs: Sequence[float], errors: Sequence[float]) -> float:
-    """Return the error of the hull at ``cost``, flat beyond its ends."""
+    """Return the error of the hull at ``cost``, constant beyond its ends."""
     at = bisect_left(costs, cost)
     if at == len(costs):
         return errors[-1]

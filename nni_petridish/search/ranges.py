@@ -1,9 +1,9 @@
-"""Ranges instead of numbers for λ and I_max: every growth of a search asks Optuna for its pair.
+"""Ranges of λ and I_max, from which Optuna chooses a pair for every growth of a search.
 
-A pair is worth what its growth gained: the drop of the error per multiply-add that was added. The
-journal holds every pair (in its ask events) and every result, so the chooser keeps no state of its
-own: it tells a fresh study what the journal knows and asks it for one pair. A search that was
-killed and resumed chooses what it would have chosen anyway.
+The value of a pair is the gain of its growth: the decrease of the error per added multiply-add. The
+journal has every pair (in its ask events) and every result, so the chooser has no state of its own:
+it creates a study from the journal and asks it for one pair. A search that was killed and resumed
+chooses the same pairs as one that was not.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     import optuna
 
 ReadEvents = Callable[[], list[Event]]
-"""Reads all events of a search so far, as the journal of its gallery does."""
+"""A function that returns all events of a search so far, such as `Journal.read_all`."""
 RANGED = ("l1", "i_max")
 """The settings that may be ranges."""
 STARTUP = 4
-"""Growths with results before Optuna's model replaces random choice."""
+"""Number of finished growths before Optuna's model replaces random choice."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Range of a setting, both ends included."""
+    """The range of a setting, both ends included."""
 
     low: float
     high: float
 
     @classmethod
     def read(cls, name: str, given: Mapping[str, Any]) -> Range:
-        """Check a range that a user wrote; λ must be above 0 for its logarithm is drawn.
+        """Check the range that a user gave; λ must be above 0, because its logarithm is drawn.
 
         >>> Range.read("i_max", {"low": 2, "high": 4})
         Range(low=2, high=4)
@@ -63,7 +63,7 @@ class Range:
         return cls(given["low"], given["high"])
 
     def nearest(self, value: float) -> float:
-        """Return the value itself if it is inside, else the nearer end."""
+        """Return the number in the range nearest to ``value``."""
         return min(max(value, self.low), self.high)
 
 
@@ -75,15 +75,15 @@ def split_ranges(
     Parameters
     ----------
     given
-        Settings of a search, some of them perhaps ranges.
+        Settings of a search, some of which may be ranges.
     usual
-        What such a search has by default; None for the paper's λ and I_max.
+        The default settings of such a search. By default, the paper's λ and I_max.
 
     Returns
     -------
     tuple
-        The settings as numbers, a range replaced by its value nearest to the usual, with which
-        the first growth is tried; and the ranges.
+        The settings with each range replaced by its number nearest to the default, which the first
+        growth uses; and the ranges.
 
     Examples
     --------
@@ -103,21 +103,21 @@ def split_ranges(
 def make_chooser(
     ranges: Mapping[str, Range], settings: SearchSettings, read_events: ReadEvents
 ) -> Chooser | None:
-    """Return the chooser of λ and I_max of a search; None if both are numbers."""
+    """Return the chooser of λ and I_max of a search; None without ranges."""
     return OptunaChooser(ranges, settings, read_events) if ranges else None
 
 
 class OptunaChooser:
-    """Chooses (λ, I_max) by Optuna's TPE, λ on a logarithmic scale.
+    """Chooser of (λ, I_max) by Optuna's TPE, with λ on a logarithmic scale.
 
     Parameters
     ----------
     ranges
-        Of ``l1`` or ``i_max`` or both; what is missing is taken from the settings.
+        The ranges of ``l1``, ``i_max`` or both. A setting without a range is fixed.
     settings
-        Of the search.
+        The settings of the search.
     read_events
-        Reads the journal of the search, which tells what earlier pairs were worth.
+        Returns the events of the search, with the results of earlier pairs.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class OptunaChooser:
         self._ranges, self._settings, self._read_events = dict(ranges), settings, read_events
 
     def __call__(self, number: int) -> tuple[float, int]:
-        """Choose for the growth with this number."""
+        """Return (λ, I_max) for the growth with this number."""
         events = self._read_events()
         chosen = {"l1": self._settings.l1, "i_max": self._settings.i_max}
         if any(_is_choice(event) for event in events):
@@ -143,40 +143,23 @@ class OptunaChooser:
         with quiet():
             study = optuna.create_study(direction="maximize", sampler=sampler)
             distributions = self._distributions()
-            for growth, worth in self._history(events):
-                study.add_trial(self._told(growth, worth, distributions))
+            for growth, value in self._history(events):
+                study.add_trial(_trial_of(growth, value, distributions))
             return dict(study.ask(distributions).params)
 
     def _history(self, events: list[Event]) -> list[tuple[Growth, float | None]]:
-        """Return the growths so far and what each was worth, None while that is open."""
+        """Return the growths so far with their gain; None for running ones."""
         search = Search.replay(self._settings, events)
         models = {record.id: record for record in search.models()}
-        told: list[tuple[Growth, float]] = [
+        finished: list[tuple[Growth, float]] = [
             (record.growth, gain(models[record.parent], record))
             for record in models.values()
             if record.parent in models
         ]
         result: list[tuple[Growth, float | None]] = []
-        result += [(growth, worth) for growth, worth in told if math.isfinite(worth)]
+        result += [(growth, value) for growth, value in finished if math.isfinite(value)]
         result += [(growth, None) for growth in search.running() if growth.parent is not None]
         return result
-
-    def _told(
-        self,
-        growth: Growth,
-        worth: float | None,
-        distributions: dict[str, optuna.distributions.BaseDistribution],
-    ) -> optuna.trial.FrozenTrial:
-        import optuna
-
-        states = optuna.trial.TrialState
-        return optuna.trial.create_trial(
-            # A pair under way keeps others from trying the very same (TPE's constant liar).
-            state=states.RUNNING if worth is None else states.COMPLETE,
-            value=worth,
-            params={name: getattr(growth, name) for name in distributions},
-            distributions=distributions,
-        )
 
     def _distributions(self) -> dict[str, optuna.distributions.BaseDistribution]:
         from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
@@ -190,10 +173,27 @@ class OptunaChooser:
         return result
 
 
-def gain(parent: ModelRecord, child: ModelRecord) -> float:
-    """Return the drop of the error per multiply-add; NaN if one of the errors is.
+def _trial_of(
+    growth: Growth,
+    value: float | None,
+    distributions: dict[str, optuna.distributions.BaseDistribution],
+) -> optuna.trial.FrozenTrial:
+    import optuna
 
-    A growth that added nothing that counts (identities, pooling) counts as one multiply-add.
+    states = optuna.trial.TrialState
+    return optuna.trial.create_trial(
+        # A running trial keeps others from choosing the same pair (TPE's constant liar).
+        state=states.RUNNING if value is None else states.COMPLETE,
+        value=value,
+        params={name: getattr(growth, name) for name in distributions},
+        distributions=distributions,
+    )
+
+
+def gain(parent: ModelRecord, child: ModelRecord) -> float:
+    """Return the decrease of the error per added multiply-add; NaN if one of the errors is NaN.
+
+    A growth without additional multiply-adds (identities, pooling) counts as one.
     """
     added = max(1, child.multiply_adds - parent.multiply_adds)
     return (parent.error - child.error) / added
@@ -201,7 +201,7 @@ def gain(parent: ModelRecord, child: ModelRecord) -> float:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Optuna from announcing every study and trial, and leave its level as it was."""
+    """Suppress Optuna's messages about every study and trial in this context."""
     import optuna
 
     level = optuna.logging.get_verbosity()

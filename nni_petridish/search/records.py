@@ -1,7 +1,7 @@
-"""Growths, their outcomes and the models they make.
+"""Growths, their outcomes, and the resulting models.
 
-Everything here is plain and frozen, and goes to JSON and back without loss: growths travel to the
-workers as parameters, outcomes come back as metrics.
+All classes are frozen and convert to JSON and back without loss: growths are sent to the workers as
+parameters, and outcomes come back as metrics.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 from nni_petridish.errors import SearchError
 
 FULL = "full"
-"""Among the metrics of a model that has reached the limits of its space and cannot grow."""
+"""The metric of a model that marks that it has reached the limits of its space."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """One piece of work: grow ``parent``, or train a seed model if ``parent`` is None.
+    """A task for a worker: grow ``parent``, or train a seed model if ``parent`` is None.
 
     Parameters
     ----------
     id
-        Name of the growth and of the model it makes.
+        Id of the growth and of the resulting model.
     parent
-        Id of the model to grow.
+        Id of the model to grow; None for a seed model.
     seed
-        Seeds every random number of this growth; differs between any two growths and attempts.
+        Random seed of this growth, unique among all growths and attempts of a search.
     l1, i_max
         λ and I_max.
     attempt
@@ -43,31 +43,31 @@ class Growth:
     attempt: int = 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, fit for JSON."""
+        """Return plain data for JSON."""
         return {f: getattr(self, f) for f in _GROWTH_FIELDS}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Growth:
-        """Read what `to_dict` wrote; further keys are ignored."""
+        """Read the result of `to_dict`; other keys are ignored."""
         return cls(**_known(data, _GROWTH_FIELDS, "growth"))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a growth.
+    """The outcome of a growth.
 
     Parameters
     ----------
     id
         Id of the growth.
     error
-        Validation error; the model is kept but never grown when it is not finite.
+        Validation error. If it is not finite, the model is kept but never grown.
     multiply_adds, parameters
         Size of the model.
     epochs
-        Epochs that were trained.
+        Number of epochs trained.
     metrics
-        Whatever else is worth keeping, as plain data.
+        Further metrics, as plain data.
     """
 
     id: str
@@ -83,7 +83,7 @@ class Outcome:
             sizes = {name: int(getattr(self, name)) for name in _SIZES}
         except (TypeError, ValueError) as problem:
             raise SearchError(f"The outcome of {self.id} needs numbers: {problem}.") from problem
-        # JSON knows no infinity and no NaN, and the hull ignores both alike.
+        # JSON has neither infinity nor NaN, and the hull ignores both.
         object.__setattr__(self, "error", error if math.isfinite(error) else math.nan)
         for name, value in sizes.items():
             if value < 0:
@@ -92,19 +92,19 @@ class Outcome:
         object.__setattr__(self, "metrics", plain(self.metrics))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, fit for JSON; an error that is not finite becomes None."""
+        """Return plain data for JSON; an error that is not finite becomes None."""
         data = {f: getattr(self, f) for f in _OUTCOME_FIELDS}
         return {**data, "error": None if math.isnan(self.error) else self.error}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
-        """Read what `to_dict` wrote; further keys are ignored."""
+        """Read the result of `to_dict`; other keys are ignored."""
         return cls(**_known(data, _OUTCOME_FIELDS, "outcome"))
 
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """A finished model: the growth that made it, and its outcome."""
+    """A finished model: its growth and the outcome."""
 
     growth: Growth
     outcome: Outcome
@@ -116,7 +116,7 @@ class ModelRecord:
 
     @property
     def parent(self) -> str | None:
-        """Id of the model it was grown from; None for a seed."""
+        """Id of the parent model; None for a seed model."""
         return self.growth.parent
 
     @property
@@ -137,20 +137,20 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do now; results that are still to come may change that."""
+    """An answer of a search: there is no growth to start until more results arrive."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Done:
-    """Nothing left to do."""
+    """An answer of a search: it is finished."""
 
     reason: str
 
 
 def growth_id(number: int) -> str:
-    """Name the growth with this number.
+    """Return the id of the growth with this number.
 
     >>> growth_id(7)
     'g00007'
@@ -159,7 +159,7 @@ def growth_id(number: int) -> str:
 
 
 def growth_number(id: str) -> int:
-    """Return the number in the name of a growth.
+    """Return the number in the id of a growth.
 
     >>> growth_number("g00007")
     7
@@ -170,7 +170,7 @@ def growth_number(id: str) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Copy ``value`` into what JSON can hold: numbers that are not finite become None.
+    """Convert ``value`` to plain data for JSON; numbers that are not finite become None.
 
     >>> plain({"loss": float("nan"), "sizes": (1, 2)})
     {'loss': None, 'sizes': [1, 2]}
@@ -183,7 +183,7 @@ def plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
-    # Scalars of NumPy and torch know how to become plain ones.
+    # Scalars of NumPy and torch.
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return plain(value.item())
     raise SearchError(f"Expected numbers, strings, lists and mappings but got {value!r}.")

@@ -1,8 +1,7 @@
-"""The search as an ask/tell state machine: which growth next, and what is known so far.
+"""The search as an ask/tell state machine that chooses the next growth.
 
-`Search` trains nothing, reads and writes nothing and has no clock. Whatever happens to it is one
-plain event, and `SearchState.apply` is the only thing that changes it: resuming a search is
-replaying its events.
+`Search` does not train, does not access files, and has no clock. It changes by plain events only,
+in `SearchState.apply`, so resuming a search is replaying its events.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ __all__ = [
     "Wait",
 ]
 
-# Chooses (λ, I_max) for the growth with a given number. It may be called again for the same number
-# if the growth could not be recorded, and is never called in a replay.
+# A function that returns (λ, I_max) for the growth with a given number. It may be called again for
+# the same number if the growth could not be recorded. It is never called in a replay.
 Chooser = Callable[[int], tuple[float, int]]
 
 
@@ -67,12 +66,13 @@ class Search(SearchState):
     Parameters
     ----------
     settings
-        What to search for and where to stop.
+        The settings of the search.
     chooser
-        Chooses λ and I_max of each growth; the settings' numbers are taken if it is None.
+        Chooses λ and I_max of each growth. By default, those of the settings are used.
     commit
-        Takes each new event and has to lead to `apply`. A coordinator writes the event to its
-        journal first, and applies what it reads back; by default the event is applied directly.
+        Called with each new event; it must lead to a call of `apply`. A coordinator writes the
+        event to its journal and applies the events it reads back. By default, the event is applied
+        directly.
 
     Examples
     --------
@@ -108,17 +108,17 @@ class Search(SearchState):
         self._commit = commit or self.apply
 
     def ask(self, elapsed: float = 0.0) -> Growth | Wait | Done:
-        """Hand out the next growth, if there is one.
+        """Return the next growth, if there is one.
 
         Parameters
         ----------
         elapsed
-            Seconds the search has been running, for ``max_seconds``.
+            Running time of the search in seconds, for ``max_seconds``.
 
         Returns
         -------
         Growth, Wait or Done
-            `Wait` as long as a growth is running whose result may change the answer.
+            `Wait` while growths are running whose results may change the answer.
         """
         answer = self._decide(elapsed)
         if isinstance(answer, Growth):
@@ -126,7 +126,7 @@ class Search(SearchState):
         return answer
 
     def tell(self, outcome: Outcome) -> bool:
-        """Take the result of a growth, even of one that was given up; False if it is known."""
+        """Record the outcome of a growth, even of a dropped one; return False if it is known."""
         facts = self._asked(outcome.id)
         if facts.outcome is not None or facts.quarantined is not None:
             return False
@@ -135,21 +135,21 @@ class Search(SearchState):
         return True
 
     def fail(self, id: str, reason: str, attempt: int | None = None) -> bool:
-        """Take note that a growth failed: it is tried once more, then dropped.
+        """Record that a growth failed: it is tried once more, then dropped.
 
         Parameters
         ----------
         id
-            The growth.
+            Id of the growth.
         reason
-            Why, in one line.
+            The reason, in one line.
         attempt
-            Which attempt failed; the current one if None.
+            The attempt that failed. By default, the current one.
 
         Returns
         -------
         bool
-            False if that changes nothing: the growth is finished, or the attempt is an old one.
+            False if nothing changes, because the growth is finished or the attempt is an old one.
         """
         facts = self._asked(id)
         assert facts.growth is not None
@@ -164,7 +164,7 @@ class Search(SearchState):
         return True
 
     def release(self, id: str) -> bool:
-        """Put a running growth back: a later ask hands it out again, same attempt, same seed."""
+        """Release a running growth: a later `ask` returns it again, with the same random seed."""
         facts = self._asked(id)
         if facts.status != RUNNING:
             return False
@@ -173,7 +173,7 @@ class Search(SearchState):
         return True
 
     def quarantine(self, id: str, reason: str = "damaged") -> bool:
-        """Take a damaged model off the hull for good; its descendants stay."""
+        """Remove a damaged model from the hull permanently; its descendants stay."""
         if self._asked(id).quarantined is not None:
             return False
         self._commit(quarantine_event(id, str(reason) or "damaged"))
@@ -187,13 +187,13 @@ class Search(SearchState):
         chooser: Chooser | None = None,
         commit: Callable[[Event], object] | None = None,
     ) -> Search:
-        """Build the search that these events lead to."""
+        """Return the search with these events applied."""
         search = cls(settings, chooser, commit)
         for event in events:
             search.apply(event)
         return search
 
-    # How the next growth is decided.
+    # Choice of the next growth.
 
     def _decide(self, elapsed: float) -> Growth | Wait | Done:
         if self._waiting:
@@ -208,7 +208,7 @@ class Search(SearchState):
         first = next(parents, None)
         if first is None:
             return self._nothing_now(self._why_no_parent())
-        # One generator for each growth: the state of the search holds no hidden random state.
+        # One generator per growth, so that the search has no hidden random state.
         rng = random.Random(f"{self.settings.seed}:{self._next_number}")
         return self._new(choose_parent(chain([first], parents), self._times_chosen, rng))
 
@@ -220,7 +220,7 @@ class Search(SearchState):
         return Wait(reason) if self._running else Done(reason)
 
     def _limit(self, epochs: int, elapsed: float) -> str | None:
-        """Name the limit that forbids to start anything of so many epochs now."""
+        """Return the limit that prevents a growth of this many epochs; None if there is none."""
         limits = self.settings.limits
         if limits.max_seconds is not None and elapsed >= limits.max_seconds:
             return f"max_seconds={limits.max_seconds} is reached"
@@ -279,10 +279,10 @@ class Search(SearchState):
 
 
 def _random_seed(search_seed: int, number: int, attempt: int) -> int:
-    """Derive the random seed of a growth, 31 bits wide.
+    """Return the random seed of a growth, a number of 31 bits.
 
-    An odd factor makes this a permutation of the numbers below 2³¹, so two growths or attempts of
-    one search cannot share a seed, as they could if each were hashed on its own.
+    With an odd factor this is a permutation of the numbers below 2³¹, so that two growths or
+    attempts of one search never have the same seed, as hashes could.
     """
     digest = hashlib.sha256(f"petridish:{search_seed}".encode()).digest()
     factor = int.from_bytes(digest[:4], "big") | 1

@@ -1,4 +1,4 @@
-"""Settings of a search and of its growths: frozen, checked, and plain data in and out."""
+"""Settings of a search and of its growths: frozen, checked, and convertible to plain data."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from nni_petridish.search.records import Growth
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a search; None sets no limit.
+    """Limits of a search; None means no limit.
 
     Parameters
     ----------
     max_multiply_adds, max_parameters
-        A model that has reached this size is not grown any further.
+        Size from which on a model is not grown any further.
     max_growths
-        Growths in one lineage, from the seed to its last descendant.
+        Maximum number of growths in one lineage, from the seed model on.
     max_models
-        Models of the whole search, seeds and running growths included.
+        Maximum number of models of the search, including seed models and running growths.
     max_epochs
-        Epochs of the whole search; a growth that would go beyond them is not started.
+        Maximum number of epochs of the search. A growth that would exceed it is not started.
     max_seconds
-        Time after which nothing new is started.
+        Time after which no growth is started.
     """
 
     max_multiply_adds: Annotated[float, Ge(1)] | None = None
@@ -45,24 +45,24 @@ class Limits:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Settings of a search; the numbers are the paper's for CIFAR-10.
+    """Settings of a search. The defaults are the paper's for CIFAR-10.
 
     Parameters
     ----------
     seed
-        Decides every random choice of the search.
+        Random seed of the search.
     l1
-        λ, the weight of Σ|α| while weak learners train.
+        λ, the weight of Σ|α| in weak learning.
     i_max
-        I_max, how many shortcuts a finished weak learner keeps.
+        I_max, the number of shortcuts of a finished weak learner.
     seeds
-        Number of seed models the search starts from.
+        Number of seed models.
     tolerance
-        Relative width of the band above the hull whose models may be parents too.
+        Relative width of the band above the hull whose models can be parents too.
     limits
-        Where the search stops.
+        Limits of the search.
     seed_epochs, weak_epochs, final_epochs
-        Epochs of a seed model, and of the two phases of a growth; they are only counted here.
+        Epochs of a seed model, of weak learning, and after finalizing. The search only counts them.
     """
 
     seed: Annotated[int, Ge(0)] = 0
@@ -79,15 +79,15 @@ class SearchSettings:
         check_fields(self)
 
     def epochs_of(self, growth: Growth) -> int:
-        """Return how many epochs a growth is expected to train."""
+        """Return the number of epochs of a growth."""
         return self.seed_epochs if growth.parent is None else self.weak_epochs + self.final_epochs
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; `from_dict` reads it."""
+        """Return plain data for `from_dict`."""
         return asdict(self)
 
     def identity(self) -> dict[str, Any]:
-        """Return what makes this search this one: all but its limits, which may be moved later."""
+        """Return the settings that identify a search: all but its limits, which may change."""
         return {name: value for name, value in self.to_dict().items() if name != "limits"}
 
     @classmethod
@@ -103,19 +103,19 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class GrowthSettings:
-    """Length of each phase of a growth, and its variant; the numbers are the paper's for CIFAR-10.
+    """Length of each phase of a growth, and its variant. The defaults are the paper's for CIFAR-10.
 
     Parameters
     ----------
     seed_epochs, weak_epochs, final_epochs
         Epochs of a seed model, of weak learning, and after finalizing.
     l1_schedule
-        λ over weak learning: ``"constant"``, or a ramp ``"linear"`` or ``"cosine"`` up to λ.
+        Schedule of λ: ``"constant"``, or a ramp up to λ, ``"linear"`` or ``"cosine"``.
     weak_learning
         ``"isolated"`` or ``"joint"``.
     """
 
-    # A model to start from may be taken as it is.
+    # 0 uses a given start model without training it.
     seed_epochs: Annotated[int, Ge(0)] = 200
     weak_epochs: Count = 80
     final_epochs: Count = 80
@@ -127,7 +127,7 @@ class GrowthSettings:
 
 
 def check_number(name: str, value: Any, minimum: float, whole: bool = False) -> None:
-    """Raise a ConfigError in one line unless ``value`` is a number of at least ``minimum``."""
+    """Raise a ConfigError of one line unless ``value`` is a number of at least ``minimum``."""
     kind = "a whole number" if whole else "a number"
     if not allows(int if whole else float, value):
         raise ConfigError(f"{name} must be {kind} but got {value!r}.")

@@ -1,7 +1,7 @@
-"""State of a search: the facts about every growth, and the hull that follows from them.
+"""State of a search: facts about every growth, and the hull derived from them.
 
-The state changes by events alone. It keeps facts (handed out, failed, finished, ...) and derives
-the rest from them, so events of different writers may come in any order: the state is the same.
+The state changes by events only. It stores facts (handed out, failed, finished, ...) and derives
+the rest from them, so that it does not depend on the order of events from different writers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from nni_petridish.search.hull import Hull
 from nni_petridish.search.records import Growth, ModelRecord, Outcome, growth_id, growth_number
 from nni_petridish.search.settings import SearchSettings
 
-# A growth that failed is tried once more.
+# A failed growth is tried once more.
 ATTEMPTS = 2
 UNKNOWN, RUNNING, WAITING = "unknown", "running", "waiting"
 DROPPED, FINISHED, QUARANTINED = "dropped", "finished", "quarantined"
 
 
 @dataclass
-class Facts:
-    """All that is known about one growth; ``status`` is derived from the rest."""
+class GrowthFacts:
+    """The facts about one growth; ``status`` is derived from the others."""
 
     growth: Growth | None = None
     released: bool = False
@@ -36,7 +36,7 @@ class Facts:
     status: str = UNKNOWN
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, fit for JSON."""
+        """Return plain data for JSON."""
         return {
             "growth": self.growth and self.growth.to_dict(),
             "released": self.released,
@@ -54,12 +54,12 @@ class SearchState:
     Parameters
     ----------
     settings
-        Settings of the search: the tolerance of the hull and the epochs of a growth count here.
+        The settings of the search, of which the tolerance and the epochs are used here.
     """
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
-        self._facts: dict[str, Facts] = {}
+        self._facts: dict[str, GrowthFacts] = {}
         self._next_number = 0
         self._seeds = 0
         self._elapsed = 0.0
@@ -68,7 +68,7 @@ class SearchState:
         self._times_chosen: Counter[str] = Counter()
         self._depths: dict[str, int] = {}
         self._models = 0
-        # Dictionaries without values: sets that keep the order in which things came.
+        # Dictionaries used as ordered sets.
         self._running: dict[str, None] = {}
         self._waiting: dict[str, None] = {}
         self._hull = Hull(settings.tolerance)
@@ -78,41 +78,41 @@ class SearchState:
         return [self._record(growth_id(number)) for number in self._hull.ids]
 
     def best(self) -> ModelRecord | None:
-        """Return the most accurate model, the cheapest of several; None without any."""
+        """Return the most accurate model, the cheapest one in case of ties; None without models."""
         return self._record(growth_id(self._hull.ids[-1])) if self._hull.ids else None
 
     def models(self) -> list[ModelRecord]:
-        """Return all finished models that are not quarantined, in the order they were asked for."""
+        """Return all finished models that are not quarantined, in the order of their growths."""
         ids = (id for id, facts in self._facts.items() if facts.status == FINISHED)
         return [self._record(id) for id in sorted(ids, key=growth_number)]
 
     def running(self) -> list[Growth]:
-        """Return the growths that were handed out and have no result yet."""
+        """Return the growths that were handed out and have no outcome yet."""
         growths = (self._facts[id].growth for id in sorted(self._running, key=growth_number))
         return [growth for growth in growths if growth is not None]
 
     def dropped(self) -> dict[str, str]:
-        """Return the growths that were given up, and why."""
+        """Return the reasons of failure of dropped growths, by id."""
         ids = [id for id, facts in self._facts.items() if facts.status == DROPPED]
         return {id: self._last_failure(id) for id in sorted(ids, key=growth_number)}
 
     def lineage(self, id: str) -> list[str]:
-        """Return the ids from the seed to this model."""
+        """Return the ids from the seed model to this model."""
         self._asked(id)
         return self._ancestors(id)[::-1]
 
     def times_chosen(self, id: str) -> int:
-        """Return n(m), how often the model was chosen as a parent."""
+        """Return n(m), the number of times the model was chosen as a parent."""
         self._asked(id)
         return self._times_chosen[id]
 
     @property
     def elapsed(self) -> float:
-        """Seconds that had passed at the last ask."""
+        """Running time in seconds at the last `ask`."""
         return self._elapsed
 
     def state(self) -> dict[str, Any]:
-        """Return all there is to know, as plain data."""
+        """Return the state as plain data."""
         return {
             "settings": self.settings.to_dict(),
             "elapsed": self._elapsed,
@@ -121,13 +121,13 @@ class SearchState:
             "hull": [growth_id(number) for number in self._hull.ids],
         }
 
-    # How events change the state.
+    # Events.
 
     def apply(self, event: Event) -> None:
-        """Change the state by one event.
+        """Apply one event.
 
-        Events that arrive twice or late change nothing, and events about a growth whose own line
-        was lost are kept until that growth is known.
+        Duplicate and late events change nothing. Events about a growth whose ask event is missing
+        are kept until the growth is known.
         """
         try:
             change = self._changes()[event["event"]]
@@ -138,7 +138,7 @@ class SearchState:
             raise SearchError(f"Not an event of a search ({error!r}): {event!r}.") from error
         self._update(id, facts)
 
-    def _changes(self) -> dict[str, Callable[[Facts, Event], None]]:
+    def _changes(self) -> dict[str, Callable[[GrowthFacts, Event], None]]:
         return {
             "ask": self._apply_ask,
             "model": self._apply_model,
@@ -147,11 +147,11 @@ class SearchState:
             "quarantine": self._apply_quarantine,
         }
 
-    def _first_seen(self, id: str) -> Facts:
+    def _first_seen(self, id: str) -> GrowthFacts:
         self._next_number = max(self._next_number, growth_number(id) + 1)
-        return self._facts.setdefault(id, Facts())
+        return self._facts.setdefault(id, GrowthFacts())
 
-    def _apply_ask(self, facts: Facts, event: Event) -> None:
+    def _apply_ask(self, facts: GrowthFacts, event: Event) -> None:
         growth = Growth.from_dict(event["growth"])
         self._elapsed = max(self._elapsed, float(event.get("elapsed", 0.0)))
         self._learn(facts, growth)
@@ -160,7 +160,7 @@ class SearchState:
             facts.growth = growth
             facts.released = False
 
-    def _apply_model(self, facts: Facts, event: Event) -> None:
+    def _apply_model(self, facts: GrowthFacts, event: Event) -> None:
         if facts.outcome is not None:
             return
         growth = Growth.from_dict(event["growth"])
@@ -169,30 +169,30 @@ class SearchState:
         self._spent_epochs += facts.outcome.epochs
         self._learn(facts, growth)
 
-    def _apply_fail(self, facts: Facts, event: Event) -> None:
+    def _apply_fail(self, facts: GrowthFacts, event: Event) -> None:
         facts.failures.setdefault(int(event["attempt"]), str(event["reason"]))
 
-    def _apply_release(self, facts: Facts, event: Event) -> None:
+    def _apply_release(self, facts: GrowthFacts, event: Event) -> None:
         if facts.growth is None or event["attempt"] >= facts.growth.attempt:
             facts.released = True
 
-    def _apply_quarantine(self, facts: Facts, event: Event) -> None:
+    def _apply_quarantine(self, facts: GrowthFacts, event: Event) -> None:
         if facts.quarantined is None:
             facts.quarantined = str(event["reason"])
 
-    def _learn(self, facts: Facts, growth: Growth) -> None:
-        """Count a growth the first time it is heard of, be it by its ask or by its result."""
+    def _learn(self, facts: GrowthFacts, growth: Growth) -> None:
+        """Store and count a growth when it first occurs, in its ask event or its outcome."""
         if facts.growth is not None:
             return
         facts.growth = growth
         if growth.parent is None:
             self._seeds += 1
         else:
-            # n(m) counts choices: further attempts of the same growth are not new ones.
+            # n(m) counts choices: another attempt of the same growth is not a new choice.
             self._times_chosen[growth.parent] += 1
 
-    def _update(self, id: str, facts: Facts) -> None:
-        """Derive the status anew and keep what depends on it in step."""
+    def _update(self, id: str, facts: GrowthFacts) -> None:
+        """Derive the status and update all values that depend on it."""
         before, facts.status = facts.status, self._status(facts)
         if before == facts.status:
             return
@@ -214,7 +214,7 @@ class SearchState:
         elif facts.status == QUARANTINED:
             self._forget(id)
 
-    def _status(self, facts: Facts) -> str:
+    def _status(self, facts: GrowthFacts) -> str:
         if facts.quarantined is not None:
             return QUARANTINED
         if facts.growth is None:
@@ -222,12 +222,14 @@ class SearchState:
         if facts.outcome is not None:
             return FINISHED
         failed = facts.growth.attempt in facts.failures
-        if failed and (facts.growth.attempt >= ATTEMPTS or self._is_quarantined(facts.growth)):
+        if failed and (
+            facts.growth.attempt >= ATTEMPTS or self._has_quarantined_parent(facts.growth)
+        ):
             return DROPPED
         return WAITING if failed or facts.released else RUNNING
 
-    def _is_quarantined(self, growth: Growth) -> bool:
-        """Tell whether the parent is damaged: then there is no use in another attempt."""
+    def _has_quarantined_parent(self, growth: Growth) -> bool:
+        """Return whether the parent is damaged, so that another attempt is useless."""
         parent = self._facts.get(growth.parent) if growth.parent is not None else None
         return parent is not None and parent.quarantined is not None
 
@@ -239,9 +241,9 @@ class SearchState:
         for child in [*self._running, *self._waiting]:
             self._update(child, self._facts[child])
 
-    # Small things.
+    # Helpers.
 
-    def _asked(self, id: str) -> Facts:
+    def _asked(self, id: str) -> GrowthFacts:
         facts = self._facts.get(id)
         if facts is None or facts.growth is None:
             raise SearchError(f"Growth {id!r} was never asked for.")
@@ -254,7 +256,7 @@ class SearchState:
         return ModelRecord(facts.made_by, facts.outcome)
 
     def _ancestors(self, id: str) -> list[str]:
-        """List the model, its parent, and so on."""
+        """Return the model, its parent, and so on to the seed model."""
         found = [id]
         while (parent := self._parent(found[-1])) is not None:
             found.append(parent)
@@ -265,17 +267,17 @@ class SearchState:
         return None if facts is None or facts.growth is None else facts.growth.parent
 
     def _depth(self, id: str) -> int:
-        """Return how many growths lead from a seed to this model, as far as is known."""
-        way = [id]
-        while way[-1] not in self._depths and (parent := self._parent(way[-1])) is not None:
-            way.append(parent)
-        depth = self._depths.get(way[-1], 0)
-        # A line that is lost may come later, and make the way longer: then nothing is kept.
-        is_whole = way[-1] in self._depths or self._is_seed(way[-1])
-        for further, ancestor in enumerate(reversed(way)):
-            if is_whole:
+        """Return the number of known growths from a seed model to this model."""
+        path = [id]
+        while path[-1] not in self._depths and (parent := self._parent(path[-1])) is not None:
+            path.append(parent)
+        depth = self._depths.get(path[-1], 0)
+        # A missing event may arrive later and make the path longer: only complete ones are kept.
+        is_complete = path[-1] in self._depths or self._is_seed(path[-1])
+        for further, ancestor in enumerate(reversed(path)):
+            if is_complete:
                 self._depths[ancestor] = depth + further
-        return depth + len(way) - 1
+        return depth + len(path) - 1
 
     def _is_seed(self, id: str) -> bool:
         facts = self._facts.get(id)

@@ -56,7 +56,7 @@ def assert_is_whole(gallery: Gallery, id: str) -> None:
     assert documents["alphas"] == []
 
 
-def journalled(gallery: Gallery, kind: str = "model") -> list[str]:
+def journaled(gallery: Gallery, kind: str = "model") -> list[str]:
     return [event["id"] for event in gallery.journal.read_all() if event["event"] == kind]
 
 
@@ -211,7 +211,7 @@ def remove(key: str) -> Callable[[dict[str, Any]], object]:
         (lambda d: d.update(genotype=object()), "Expected numbers"),
     ],
 )
-def test_a_model_that_cannot_be_journalled_is_refused_and_leaves_nothing(
+def test_a_model_that_cannot_be_journaled_is_refused_and_leaves_nothing(
     gallery: Gallery, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     weights, documents = a_model("g00000")
@@ -219,7 +219,7 @@ def test_a_model_that_cannot_be_journalled_is_refused_and_leaves_nothing(
     with pytest.raises(GalleryError, match=message):
         gallery.save_model("g00000", weights, documents)
     assert os.listdir(gallery.folder / "models") == []
-    assert journalled(gallery) == []
+    assert journaled(gallery) == []
 
 
 @pytest.mark.parametrize("id", ["../g00000", "", "g", "g0/../../x", "seed"])
@@ -286,7 +286,7 @@ def test_a_quarantined_model_is_out_of_the_way_with_one_warning(
     assert "g00000" in caplog.text
     assert "bad checksum" in caplog.text
     assert gallery.model_ids() == []
-    assert journalled(gallery, "quarantine") == ["g00000"]
+    assert journaled(gallery, "quarantine") == ["g00000"]
     assert (gallery.folder / "quarantine" / "g00000" / "weights.safetensors").exists()
     # A late duplicate does not bring it back.
     assert not gallery.save_model("g00000", *a_model("g00000"))
@@ -301,10 +301,10 @@ def test_recovering_writes_the_line_of_a_model_that_has_none(gallery: Gallery) -
     gallery.save_model("g00001", *a_model("g00001"))
     lines = gallery.journal.path.read_bytes().splitlines(keepends=True)
     gallery.journal.path.write_bytes(lines[0] + lines[1][:20])
-    assert gallery.recover().journalled == ("g00001",)
-    assert journalled(gallery) == ["g00000", "g00001"]
+    assert gallery.recover().journaled == ("g00001",)
+    assert journaled(gallery) == ["g00000", "g00001"]
     nothing = gallery.recover()
-    assert (nothing.journalled, nothing.quarantined, nothing.removed) == ((), (), ())
+    assert (nothing.journaled, nothing.quarantined, nothing.removed) == ((), (), ())
 
 
 def test_recovering_quarantines_what_is_damaged_or_gone(gallery: Gallery) -> None:
@@ -316,7 +316,7 @@ def test_recovering_quarantines_what_is_damaged_or_gone(gallery: Gallery) -> Non
     # As if it had died between the move and the line.
     os.rename(gallery.folder / "models" / "g00001", gallery.folder / "quarantine" / "g00001")
     assert gallery.recover().quarantined == ("g00002", "g00001")
-    assert sorted(journalled(gallery, "quarantine")) == ["g00001", "g00002"]
+    assert sorted(journaled(gallery, "quarantine")) == ["g00001", "g00002"]
     assert gallery.model_ids() == ["g00000"]
     assert gallery.recover().quarantined == ()
 
@@ -446,11 +446,11 @@ def hammer_with_8(gallery: Gallery, tmp_path: Path, seconds: float) -> None:
     assert run_all(processes) == [0] * 8
     saved = [id for result in results for id in json.loads(result.read_text())]
     assert len(saved) == len(set(saved)) > 40
-    assert set(gallery.model_ids()) == set(saved) == set(journalled(gallery))
+    assert set(gallery.model_ids()) == set(saved) == set(journaled(gallery))
     for id in saved:
         assert_is_whole(gallery, id)
     assert temporary(gallery) == []
-    assert gallery.recover().journalled == ()
+    assert gallery.recover().journaled == ()
 
 
 def test_8_processes_hammering_one_gallery_lose_nothing(gallery: Gallery, tmp_path: Path) -> None:
@@ -490,7 +490,7 @@ def kill_writers(gallery: Gallery, tmp_path: Path, kills: int) -> None:
             assert_is_whole(gallery, id)
         gallery.recover()
         assert temporary(gallery) == []
-        assert Counter(journalled(gallery)) == Counter(gallery.model_ids())
+        assert Counter(journaled(gallery)) == Counter(gallery.model_ids())
         assert set(confirmed.read_text().split()) <= set(gallery.model_ids())
         if kill % 5 == 4:
             # Keep the listing short, the journal in line with it.

@@ -61,7 +61,7 @@ def test_a_growth_is_in_the_journal_before_it_is_handed_out(gallery: Gallery) ->
         assert_replays(coordinator)
 
 
-def test_a_growth_that_cannot_be_journalled_is_not_handed_out(gallery: Gallery) -> None:
+def test_a_growth_that_cannot_be_journaled_is_not_handed_out(gallery: Gallery) -> None:
     with Coordinator(gallery, SETTINGS) as coordinator:
         gallery.journal.path.mkdir()
         with pytest.raises(GalleryError, match="Is a directory"):

@@ -17,7 +17,7 @@ import yaml
 from nni_petridish import ablate, load_model
 from nni_petridish.cli import main
 from nni_petridish.errors import ConfigError, TrainingError
-from nni_petridish.gallery.select import best_within, open_search
+from nni_petridish.gallery.select import most_accurate, open_search
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.search.records import Growth, ModelRecord, Outcome
 from nni_petridish.studies.ablations.cli import PICTURE_FILE, RUNS_FILE, TABLES_FILE
@@ -358,9 +358,9 @@ def test_a_model_within_the_limit_counts_even_if_the_hull_passes_below_it() -> N
 
     seed, child = record("g00000", 0.5, 10), record("g00001", 0.4, 20)
     large, broken = record("g00002", 0.1, 30), record("g00003", math.nan, 10)
-    assert best_within([seed, child, large, broken], 20) == child
-    assert best_within([seed, child, large, broken], None) == large
-    assert best_within([large, broken], 20) is None
+    assert most_accurate([seed, child, large, broken], 20) == child
+    assert most_accurate([seed, child, large, broken], None) == large
+    assert most_accurate([large, broken], 20) is None
 
 
 def test_ablations_run_resume_and_are_not_run_again(

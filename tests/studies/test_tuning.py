@@ -20,7 +20,7 @@ from nni_petridish import tune
 from nni_petridish.cli import main
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery.gallery import Gallery
-from nni_petridish.gallery.select import best_within
+from nni_petridish.gallery.select import most_accurate
 from nni_petridish.nni_adapter.nnictl import free_port
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.search.search import Search
@@ -275,10 +275,10 @@ def test_only_models_within_the_limit_count(tmp_path: Path) -> None:
     events = Gallery(tmp_path / "study" / search["gallery"]).journal.read_all()
     models = Search.replay(Tuning.from_yaml(tmp_path / "config.yml").config({}).settings, events)
     seed, child = models.models()
-    assert best_within([seed, child], seed.multiply_adds) == seed
-    assert best_within([seed, child], seed.multiply_adds - 1) is None
+    assert most_accurate([seed, child], seed.multiply_adds) == seed
+    assert most_accurate([seed, child], seed.multiply_adds - 1) is None
     best = min([seed, child], key=lambda r: (r.error, r.multiply_adds))
-    assert best_within([seed, child], None) == best
+    assert most_accurate([seed, child], None) == best
 
 
 def complete(study: optuna.Study, tuning: Tuning, errors: list[float], **values: Any) -> None:

@@ -19,7 +19,7 @@ from nni_petridish.errors import GalleryError, Interrupted, SearchError, Trainin
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.locks import ExclusiveLock
-from nni_petridish.gallery.select import found_within
+from nni_petridish.gallery.select import require_most_accurate
 from nni_petridish.running.cost import check_limit
 from nni_petridish.running.process import StopOnInterrupt, set_threads
 from nni_petridish.search.settings import check_number
@@ -150,7 +150,7 @@ def carry_out(run: Run, stop: Callable[[], bool]) -> dict[str, Any] | None:
     if stop():
         return None
     where = f"{run.name}/{run.config.gallery.name}"
-    best = found_within(search, run.limit, where)
+    best = require_most_accurate(search, run.limit, where)
     result = {
         "name": run.name,
         "seed": run.seed,

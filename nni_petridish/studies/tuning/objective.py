@@ -14,7 +14,7 @@ from optuna.trial import Trial
 
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.locks import ExclusiveLock
-from nni_petridish.gallery.select import best_within, found_within
+from nni_petridish.gallery.select import most_accurate, require_most_accurate
 from nni_petridish.running.runner import run_search
 from nni_petridish.search.search import Search
 from nni_petridish.studies.tuning.queue import first_number
@@ -109,7 +109,7 @@ class _Reports:
         models = search.models()
         before = sum(one.models for one in done)
         for count in range(self._told - before + 1, len(models) + 1):
-            best = best_within(models[:count], self._section.max_multiply_adds)
+            best = most_accurate(models[:count], self._section.max_multiply_adds)
             if best is not None:
                 errors = [*(one.error for one in done), best.error]
                 self._trial.report(statistics.fmean(errors), before + count - 1)
@@ -122,7 +122,7 @@ class _Reports:
 
 def _summary(search: Search, tuning: Tuning, seed: int, gallery: str) -> Found:
     limit = tuning.section.max_multiply_adds
-    best = found_within(search, limit, gallery)
+    best = require_most_accurate(search, limit, gallery)
     hull = tuple((r.id, r.multiply_adds, r.error) for r in search.hull())
     models = len(search.models())
     return Found(seed, best.id, best.error, best.multiply_adds, models, hull, gallery)
