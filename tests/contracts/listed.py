@@ -1,4 +1,4 @@
-"""Everything that the contracts are tested on: to test a new one, list it here."""
+"""The objects that the contracts are tested on; to test a new one, list it here."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ GENOTYPES = {
             {"b": (("a", "relu"),)},
         ),
     ),
-    # Any label will do: its space knows which there are.
+    # Any label is valid here; the space checks it.
     "nni": ListedGenotype(ChoiceGenotype(), {"label": (("0", "conv"),)}, ({"label": ()},)),
     "linear": ListedGenotype(
         LinearGenotype.seed(),

@@ -145,7 +145,7 @@ def test_finished_learners_do_change_predictions_once_trained() -> None:
 @pytest.mark.parametrize("growths", [0, 2])
 @pytest.mark.parametrize("mode", ["cell", "macro"])
 def test_candidate_gradients_are_those_of_the_inner_product(mode: str, growths: int) -> None:
-    """Eq. 7, the explicit way: ∇_{x_k} L first, then the gradient of ⟨∇_{x_k} L, x_c⟩."""
+    """Compute Eq. 7 explicitly: first ∇_{x_k} L, then the gradient of ⟨∇_{x_k} L, x_c⟩."""
     l1 = 0.37
     net, images, labels = grown_network(small_space(mode), growths)
     net.double().train()
@@ -182,7 +182,7 @@ def test_candidate_gradients_are_those_of_the_inner_product(mode: str, growths: 
         )
         inner = inner + (nabla[site] * x_c).sum()
     for site in sites(net):
-        site.weak_learner.table.l1 = 0.0  # its hook is not part of the explicit way
+        site.weak_learner.table.l1 = 0.0  # Eq. 7 does not include the L1 term
     names = {id(p): name for name, p in net.named_parameters()}
     parameters = candidate_parameters(net)
     assert parameters
@@ -202,12 +202,12 @@ def reachable_leaves(node: torch.autograd.graph.Node | None, seen: set) -> set[i
     return own.union(*(reachable_leaves(after, seen) for after, _ in node.next_functions))
 
 
-def hidden_sums(node: torch.autograd.graph.Node | None, seen: set) -> list:
+def deferred_sums(node: torch.autograd.graph.Node | None, seen: set) -> list:
     if node is None or node in seen:
         return []
     seen.add(node)
     own = [node] if type(node).__name__ == "_AddDeferredSumBackward" else []
-    return own + [x for after, _ in node.next_functions for x in hidden_sums(after, seen)]
+    return own + [x for after, _ in node.next_functions for x in deferred_sums(after, seen)]
 
 
 @pytest.mark.parametrize("growths", [0, 1])
@@ -216,7 +216,7 @@ def test_no_gradient_is_computed_for_the_inputs_of_a_candidate(growths: int) -> 
     attach_candidates(net)
     net.train()
     loss = F.cross_entropy(net(images), labels)
-    sums = hidden_sums(loss.grad_fn, set())
+    sums = deferred_sums(loss.grad_fn, set())
     assert len(sums) == len(sites(net))
     candidates = {id(p) for p in candidate_parameters(net)}
     for node in sums:

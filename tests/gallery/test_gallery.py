@@ -37,7 +37,7 @@ def name(number: int) -> str:
 
 
 def a_model(id: str, value: float = 1.0) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Make a model whose weights and documents all say the same number."""
+    """Return a model whose weights and documents contain the same number."""
     weights = {"a": torch.full((40, 50), value), "b.c": torch.full((3,), value)}
     return weights, {
         "genotype": {"value": value},
@@ -64,7 +64,7 @@ def temporary(gallery: Gallery) -> list[str]:
     return [p.name for p in (gallery.folder / "models").iterdir() if p.name.startswith(".")]
 
 
-# Making and opening.
+# Creating and opening.
 
 
 def test_a_gallery_is_made_once_and_opened_again(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_a_gallery_and_its_documents_are_read_without_torch(gallery: Gallery) ->
     assert done.stdout.strip() == "g00000 {'value': 1.0} False"
 
 
-# Many at once, and sudden death.
+# Concurrent processes, and killed ones.
 
 
 def run_all(processes: list[Any]) -> list[int | None]:
@@ -419,7 +419,7 @@ def run_all(processes: list[Any]) -> list[int | None]:
 
 
 def hammer(folder: Path, worker: int, seconds: float, result: Path) -> None:
-    """Save models, some of which others save too, and look at everybody's; say what was saved."""
+    """Save models, some of which other processes save too, read all, and return the saved ids."""
     gallery = Gallery(folder)
     rng = random.Random(worker)
     saved = []
@@ -495,7 +495,8 @@ def kill_writers(gallery: Gallery, tmp_path: Path, kills: int) -> None:
         if kill % 5 == 4:
             # Keep the listing short, the journal in line with it.
             confirmed.write_text("")
-            gallery.journal.path.unlink(missing_ok=True)  # on a busy machine nobody came that far
+            # On a busy machine, no process may have written to the journal yet.
+            gallery.journal.path.unlink(missing_ok=True)
             for id in gallery.model_ids():
                 os.rename(gallery.folder / "models" / id, tmp_path / f"old-{id}")
                 written += 1

@@ -1,6 +1,6 @@
-"""Galleries of format 1, made before the package had rooms, are read as on the day they were made.
+"""Galleries of format 1 from earlier versions are read with the same results.
 
-`tests/data/galleries/expected.json` is what the code of that day said of them.
+`tests/data/galleries/expected.json` has the results of the version that made them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def folder(kind: str, tmp_path: Path) -> Path:
-    """Copy a stored gallery and tell it where it is."""
+    """Copy a stored gallery and set its folder."""
     folder = tmp_path / kind
     shutil.copytree(STORED / kind, folder)
     config = json.loads((folder / "config.json").read_text())

@@ -41,7 +41,7 @@ SIZES = [(1, 1), (1, 4), (2, 3), (5, 8), (8, 7), (9, 9)]
 
 @pytest.fixture(params=["native", "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test twice: the second time as where there is no C compiler."""
+    """Run a test twice, the second time as if there were no C compiler."""
     if request.param == "torch":
         monkeypatch.setattr(native, "native_library", lambda dtype: None)
 
@@ -128,7 +128,7 @@ def test_pooling_equals_the_plain_one(size: tuple[int, int], stride: int) -> Non
         assert_same_as_plain(pool, x)
         found = pool(x)
         assert found.shape == pool.eval()(x).shape
-        torch.testing.assert_close(found, pool(x))  # without a gradient to come, the other path
+        torch.testing.assert_close(found, pool(x))  # without a backward pass, the other path
 
 
 @pytest.mark.usefixtures("kernels")
@@ -153,7 +153,7 @@ def test_factorized_reduce_passes_gradcheck(size: tuple[int, int]) -> None:
 
 
 def kinds(ops: nn.ModuleList, z: Tensor, x_k: Tensor) -> list[str]:
-    """Return how a sum computes each of its candidates: plain, before its norm, or deferred."""
+    """Return the kind of each candidate of a sum: plain, unnormalized or deferred."""
     alpha = torch.ones(len(ops), dtype=z.dtype, requires_grad=True)
     by_kind = add_deferred_sum(x_k, alpha, [(op, z) for op in copy.deepcopy(ops)]).grad_fn.kinds
     fast = ["unnormalized"] * len(by_kind.late) + ["deferred"] * len(by_kind.deferred)
@@ -161,10 +161,10 @@ def kinds(ops: nn.ModuleList, z: Tensor, x_k: Tensor) -> list[str]:
     return [kind for _, kind in sorted(zip(by_kind.order, found, strict=True))]
 
 
-def hidden_sum_gradients(
+def deferred_sum_gradients(
     ops: nn.ModuleList, z: Tensor, x_k: Tensor, alpha: Tensor, backward_passes: int = 1
 ) -> dict:
-    """Return what a hidden sum over ops of one input gives, and the statistics that it leaves."""
+    """Return the gradients of a deferred sum over ops of one input, and the running statistics."""
     ops = copy.deepcopy(ops)
     z, x_k, alpha = (t.detach().requires_grad_(t.requires_grad) for t in (z, x_k, alpha))
     y = add_deferred_sum(x_k, alpha, [(op, z) for op in ops])
@@ -191,23 +191,23 @@ def test_hiding_norms_changes_no_gradient_and_no_statistic(
     tensors = z.requires_grad_(wants_z), x_k.requires_grad_(), alpha.requires_grad_()
     assert "plain" not in kinds(ops, z, x_k)
     for passes in (1, 2):  # statistics are those of one forward pass, however many follow
-        found = hidden_sum_gradients(ops, *tensors, passes)
+        found = deferred_sum_gradients(ops, *tensors, passes)
         with plain_ops():
             assert set(kinds(ops, z, x_k)) == {"plain"}
-            expected = hidden_sum_gradients(ops, *tensors, passes)
+            expected = deferred_sum_gradients(ops, *tensors, passes)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-7, atol=1e-9, msg=name)
 
 
 def plain_op(channels: int, stride: int) -> nn.Module:
-    """An op as somebody else would write it: nothing of it is known to the kernels."""
+    """A third-party op, unknown to the kernels."""
     conv = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(channels, affine=False))
 
 
 def mixed_ops(places: tuple[int, ...], stride: int) -> nn.ModuleList:
-    """Return ops of all kinds: the usual ones, one before its norm, and plain ones at places."""
+    """Return ops of all kinds: deferred ones, an unnormalized one, and plain ones at ``places``."""
     ops = [make_op(name, 4, stride) for name in VISION_OPS]
     ops.insert(5, SeparableConvs(4, 7, (stride, 1), 1, False))  # a kernel that C does not have
     for place in places:
@@ -232,9 +232,9 @@ def test_a_plain_op_changes_neither_the_speed_of_the_others_nor_any_gradient(
         expected_kinds.insert(place, "plain")
     assert kinds(ops, z, x_k) == expected_kinds
     for passes in (1, 2):
-        found = hidden_sum_gradients(ops, z, x_k, alpha, passes)
+        found = deferred_sum_gradients(ops, z, x_k, alpha, passes)
         with plain_ops():
-            expected = hidden_sum_gradients(ops, z, x_k, alpha, passes)
+            expected = deferred_sum_gradients(ops, z, x_k, alpha, passes)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-7, atol=1e-9, msg=name)

@@ -1,4 +1,4 @@
-"""The kernels in C, against the plain ops, and what happens where there are none."""
+"""The C kernels compared with the plain ops, and the behavior without them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from tests.kernels.test_kernels import (
 
 HAS_COMPILER = sys.platform.startswith("linux") and any(map(shutil.which, ("gcc", "clang", "cc")))
 pytestmark = pytest.mark.skipif(
-    not HAS_COMPILER and os.environ.get("CI") != "true",  # where a skipped test is seen by nobody
+    not HAS_COMPILER and os.environ.get("CI") != "true",  # where nobody would notice a skipped test
     reason="the native kernels need Linux and a C compiler",
 )
 CONVS = ("sep_conv_3x3", "sep_conv_5x5", "dil_conv_3x3", "dil_conv_5x5")
-LANES = 8  # channels of double precision that make a block
+LANES = 8  # channels per block in double precision
 
 
 def is_native(module: nn.Module, x: Tensor) -> bool:
@@ -121,7 +121,7 @@ def _projection(parts: int, c_in: int, c_out: int) -> nn.Module:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_projections_equal_the_plain_ops(parts: int) -> None:
     torch.manual_seed(0)
-    # Halves that are whole blocks, that share one, and that have none to themselves.
+    # Halves that are whole blocks, that share a block, and that are smaller than a block.
     widths = (
         (3, 2 * LANES),
         (LANES, 4 * LANES),
@@ -274,7 +274,7 @@ def test_other_kernels_and_one_value_per_channel_are_left_to_torch() -> None:
 
 
 class Through(nn.Module):
-    """An op, called in some other way."""
+    """An op in a wrapper that calls it in another way."""
 
     def __init__(self, op: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -389,7 +389,7 @@ def test_a_left_gradient_is_never_mistaken_for_another() -> None:
         loss.backward()
 
 
-def test_a_hidden_sum_forgets_what_nobody_took() -> None:
+def test_a_deferred_sum_clears_a_late_gradient_that_was_not_taken() -> None:
     torch.manual_seed(0)
     op, x_k = make_op("sep_conv_3x3", 4).double(), images(2, 4, 6, 6)
     alpha = torch.ones(1, dtype=torch.float64, requires_grad=True)
@@ -397,7 +397,7 @@ def test_a_hidden_sum_forgets_what_nobody_took() -> None:
     loss = (add_prepared_sum(x_k, alpha, [candidate]) * x_k.sin()).sum()
     (expected,) = torch.autograd.grad(loss, op[1].weight, retain_graph=True)
     torch.autograd.grad(loss, alpha, retain_graph=True)
-    with plain_ops():  # now the backward pass leaves nothing
+    with plain_ops():  # now the backward pass stores nothing
         torch.testing.assert_close(torch.autograd.grad(loss, op[1].weight)[0], expected)
 
 
@@ -472,7 +472,7 @@ def test_hooks_on_candidates_fire(which: str) -> None:
     assert calls == [1]
 
 
-def test_a_plain_op_leaves_hidden_what_the_kernels_know() -> None:
+def test_a_plain_op_leaves_the_other_candidates_deferred() -> None:
     z = images(3, 4, 6, 6)
     found = kinds(mixed_ops((2,), 1), z, z)
     assert found == [
@@ -542,7 +542,7 @@ def test_a_compiler_that_fails_is_done_without(
     with caplog.at_level(logging.WARNING):
         assert native_library.__wrapped__(torch.float32) is None
     assert "could not be compiled" in caplog.text
-    assert os.listdir(tmp_path / "nni-petridish") == []  # nothing half-made stays behind
+    assert os.listdir(tmp_path / "nni-petridish") == []  # no temporary files remain
     compiler.unlink()
     assert native_library.__wrapped__(torch.float32) is None
 

@@ -406,7 +406,7 @@ def test_growths_of_a_quarantined_parent_are_not_tried_again() -> None:
 
 
 def play(seed: int, steps: int) -> tuple[Search, list[Event]]:
-    """Do random things to a search, keep its events, and check what must always hold."""
+    """Apply random calls to a search, keep its events, and check the invariants."""
     rng = random.Random(seed)
     limits = Limits(
         max_models=rng.choice([None, 15, 60]),
@@ -496,7 +496,7 @@ def test_whatever_happens_replaying_the_events_gives_the_same_state(seed: int) -
     state = search.state()
     assert replayed.state() == state
     assert json.loads(json.dumps(state, allow_nan=False)) == state
-    # What it does next is a function of the state too.
+    # The next answer is a function of the state too.
     assert replayed.ask(250.0) == search.ask(250.0)
 
 
@@ -643,7 +643,7 @@ def test_with_a_hundred_thousand_models_replay_and_asking_take_little_time() -> 
         Growth(growth_id(k), growth_id(k // 2) if k else None, k, 0.1, 3) for k in range(number)
     ]
     events = [model_event(growth, outcome(k)) for k, growth in enumerate(growths)]
-    # Processor time: what the machine does besides is no business of this test.
+    # Processor time, which does not depend on other processes.
     start = time.process_time()
     search = Search.replay(SearchSettings(limits=Limits(max_growths=50)), events)
     assert time.process_time() - start < 10
@@ -657,7 +657,7 @@ def test_with_a_hundred_thousand_models_replay_and_asking_take_little_time() -> 
 
 
 def grown(kind: str, models: int) -> Search:
-    """Ask and tell a search so long, with outcomes of a kind."""
+    """Run a search for this many growths, with outcomes of one kind."""
     tolerance = 0.025 if kind == "near the hull" else 0.0
     search = Search(SearchSettings(tolerance=tolerance, limits=Limits(max_growths=10**6)))
     go_on(search, kind, 0, models)

@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A little ResNet with everything that can go wrong beside it."""
+    """A small ResNet with submodules that cannot be sites or sources."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ def test_detaching_leaves_no_trace() -> None:
 
 
 def test_alpha_sees_the_inner_product_with_the_sites_gradient() -> None:
-    """Eq. 7 for a site in the middle of a container, with sources of other shapes and names."""
+    """Eq. 7 holds for a site inside a container, with sources of other shapes."""
     names = {"late.0": ["stem", "early.0"]}
     net = growable(sources=names).double().train()
     x = images().double()
@@ -285,7 +285,7 @@ def test_saves_and_loads_by_constructor_genotype_and_state_dict(merge: str) -> N
     again.load_state_dict(net.state_dict())
     assert again.genotype == net.genotype
     assert torch.equal(predict(again), predict(net))
-    attach_candidates(again)  # and grows on, from the same candidates
+    attach_candidates(again)  # and it grows again, with the same candidates
     attach_candidates(net)
     assert list(again.state_dict()) == list(net.state_dict())
 
@@ -328,7 +328,7 @@ def test_multiply_adds_count_what_has_grown() -> None:
 
 
 class Remember(nn.Module):
-    """Keeps weak references to what passes."""
+    """A module that keeps weak references to its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,7 +368,7 @@ def test_nothing_is_kept_after_a_forward_pass_or_longer_than_needed() -> None:
 
 
 class Meet(nn.Module):
-    """Lets both threads pass once both are here."""
+    """A module that waits until both threads have reached it."""
 
     barrier: threading.Barrier | None = None
 
@@ -431,7 +431,7 @@ def test_a_part_of_the_network_cannot_run_what_has_grown_on_it() -> None:
     net = grown()
     with pytest.raises(GrowthError, match=r"'late' needs the output of 'early'.*whole network"):
         net.late(torch.zeros(1, 4, 8, 8))
-    predict(net)  # and the network is none the worse
+    predict(net)  # and the network still works
 
 
 ERRORS = {

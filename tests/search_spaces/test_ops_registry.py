@@ -1,4 +1,4 @@
-"""Operations of others, from one decorated function to an exported network."""
+"""Third-party operations, from one decorated function to an exported network."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def conv_3x3(channels: int, stride: int, affine: bool) -> nn.Module:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what a test registers."""
+    """Remove the ops that a test registers."""
     monkeypatch.setattr(op_registry, "_makers", dict(op_registry._makers))
 
 
@@ -65,7 +65,7 @@ def own_op(registry: None) -> str:
 
 
 def grown(space: VisionSpace, own_op: str) -> tuple[VisionNetwork, Genotype, Tensor]:
-    """Return a network in whose first weak learners the own op comes first."""
+    """Return a network whose first weak learners begin with the registered op."""
     torch.manual_seed(0)
     net = space.build(space.seed())
     images, labels = batch(space)

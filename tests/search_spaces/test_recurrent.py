@@ -100,7 +100,7 @@ def darts_cell(
     mask: Tensor | float = 1.0,
     between: list[Tensor] | None = None,
 ) -> Tensor:
-    """DARTS's cell, written down per step and per gate from its formulas."""
+    """DARTS's cell, computed step by step from its formulas."""
     hidden = h.shape[1]
     weights = [net.cell.first.weight, *(learner.ops[0].weight for learner in net.cell.learners)]
     outputs = []
@@ -229,7 +229,7 @@ def test_shares_of_the_nodes_always_add_up_to_one() -> None:
 
 @pytest.mark.parametrize("name", ["seed", "fan"])
 def test_candidate_gradients_are_those_of_the_inner_product(name: str) -> None:
-    """Eq. 7, the explicit way, ∇ through all later steps: first ∇_{h(t)} L, then ⟨∇, x_c⟩."""
+    """Compute Eq. 7 explicitly, through all later steps: first ∇_{h(t)} L, then ⟨∇, x_c⟩."""
     l1 = 0.37
     net = small_net(CELLS[name])
     net.train()
@@ -253,7 +253,7 @@ def test_candidate_gradients_are_those_of_the_inner_product(name: str) -> None:
         for i, ((source, _), op) in enumerate(zip(weak.table.shortcuts, weak.ops, strict=True))
     )
     names = {id(p): n for n, p in net.named_parameters()}
-    weak.table.l1 = 0.0  # its hook is not part of the explicit way
+    weak.table.l1 = 0.0  # Eq. 7 does not include the L1 term
     parameters = candidate_parameters(net)
     assert len(parameters) == 1 + 4 * (len(CELLS[name]) + 1)
     inner = (nabla * x_c).sum()
@@ -264,8 +264,8 @@ def test_candidate_gradients_are_those_of_the_inner_product(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["seed", "fan"])
-def test_hidden_norms_change_nothing_with_dropout_either(name: str) -> None:
-    """Neither the gradients of candidates nor the running statistics of their norms."""
+def test_skipped_norms_change_nothing_with_dropout_either(name: str) -> None:
+    """Candidate gradients and running statistics do not depend on the path."""
     found = []
     for context in (nullcontext, plain_ops):
         net = small_net(CELLS[name])
