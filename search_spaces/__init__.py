@@ -1,4 +1,4 @@
-"""Spaces that Petridish can grow in."""
+"""The search spaces of Petridish."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Linear regression as a network that can grow: the bridge from FSLR and LARS to Petridish.
 
-There is one layer x_k, the prediction ŷ; its eligible inputs are the standardised features; the
-only operation is the identity. Then Eq. 5 reads x_c = Σ_j α_j z_j, the gradient that α_j sees is
-minus the correlation of feature j with the residual, and a growth adds features to ŷ.
+There is one layer x_k, the prediction ŷ. Its eligible inputs are the standardized features, and the
+only operation is the identity. Then Eq. 5 is x_c = Σ_j α_j z_j, the gradient of α_j is minus the
+correlation of feature j with the residual, and a growth adds features to ŷ.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ OP = "identity"
 
 
 def feature_name(index: int) -> str:
-    """Return the name that a feature has as an input: ``x0``, ``x1``, ..."""
+    """Return the name of a feature as an input: ``x0``, ``x1``, ..."""
     return f"x{index}"
 
 
 def feature_index(name: str) -> int:
-    """Return the column that belongs to `feature_name`."""
+    """Return the column of the feature with this name."""
     return int(name[1:])
 
 
@@ -42,7 +42,7 @@ class LinearGenotype(Genotype):
     Parameters
     ----------
     learners
-        The weak learners in the order of growth; each lists its ``("x<column>", "identity")``.
+        The weak learners in the order of growth, each a list of ``("x<column>", "identity")``.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class LinearGenotype(Genotype):
 
     @property
     def features(self) -> tuple[int, ...]:
-        """The columns in use, in the order in which they entered."""
+        """The columns in use, in the order in which they were added."""
         names = [source for learner in self.learners for source, _ in learner]
         return tuple(feature_index(name) for name in dict.fromkeys(names))
 
@@ -87,12 +87,12 @@ class LinearGenotype(Genotype):
 
 
 class Prediction(Site):
-    """The layer x_k = ŷ, a constant to begin with.
+    """The layer x_k = ŷ, which starts as a constant.
 
     Parameters
     ----------
     n_features
-        How many features there are to choose from.
+        The number of features to choose from.
     """
 
     def __init__(self, n_features: int) -> None:
@@ -101,11 +101,11 @@ class Prediction(Site):
         self.identity = nn.Identity()
 
     def make_op(self, source: str, op: str) -> nn.Module:
-        """Pass the feature on: the network has standardised it already."""
+        """Return the identity: the network standardizes the features."""
         return self.identity
 
     def eligible_shortcuts(self) -> list[Shortcut]:
-        """Return the features; outputs of weak learners are sums of them and bring nothing new."""
+        """Return the features; outputs of weak learners are sums of them and add nothing new."""
         return [(source, OP) for source in self.sources]
 
     def single(self, feature: int) -> WeakLearner:
@@ -114,7 +114,7 @@ class Prediction(Site):
         return learner.to(self.intercept).train(self.training)
 
     def inputs(self, features: Tensor) -> dict[str, Tensor]:
-        """Return In(x_k): the columns of the standardised features."""
+        """Return In(x_k): the columns of the standardized features."""
         return dict(zip(self.sources, features.unbind(1), strict=True))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Prediction(Site):
 
 
 class LinearNetwork(nn.Module):
-    """A linear model ŷ = b + Σ η h; made by `LinearSpace.build`."""
+    """A linear model ŷ = b + Σ η h, built by `LinearSpace.build`."""
 
     genotype: LinearGenotype
     mean: Tensor
@@ -153,11 +153,11 @@ class LinearNetwork(nn.Module):
         return self.prediction(self.standardized(x))
 
     def standardized(self, x: Tensor) -> Tensor:
-        """Return the features with the space's mean taken off and divided by its scale."""
+        """Return the features minus the space's mean, divided by its scale."""
         return (x - self.mean) / self.scale
 
     def coefficients(self) -> Tensor:
-        """Return the weight of every standardised feature: what all η and α amount to."""
+        """Return the weight of every standardized feature, the sum over all weak learners."""
         result = [0.0] * len(self.mean)
         for learner in self.prediction.finished():
             for feature, coefficient in _terms(learner):
@@ -166,10 +166,10 @@ class LinearNetwork(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> LinearGenotype:
-        """Write the same function with one weak learner per feature, and return the genotype.
+        """Merge the weak learners into one per feature, and return the genotype.
 
-        Sums of linear terms are linear terms: h = α z with step η and another learner of the same
-        feature add up to one coefficient. A path of thousands of growths so stays a small network.
+        The function does not change: terms η·α·z of the same feature add up to one coefficient. A
+        path of thousands of growths remains a small network.
         """
         folded: dict[int, WeakLearner] = {}
         for learner in self.prediction.finished():
@@ -208,9 +208,9 @@ class LinearSpace:
     Parameters
     ----------
     n_features
-        How many columns there are.
+        The number of columns.
     mean, scale
-        What standardises each column; by default columns are taken as they are.
+        The mean and scale to standardize each column with. By default, columns are not changed.
 
     Examples
     --------
@@ -246,7 +246,7 @@ class LinearSpace:
 
     @classmethod
     def of(cls, x: Tensor) -> LinearSpace:
-        """Return the space that standardises the columns of ``x``; constant ones become 0."""
+        """Return the space that standardizes the columns of ``x``; constant ones become 0."""
         scale = x.std(dim=0, correction=0)
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         return cls(x.shape[1], x.mean(dim=0).tolist(), scale.tolist())
@@ -273,12 +273,12 @@ class LinearSpace:
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters) of a network of this space.
 
-        Features in use are multiplied by one coefficient each, once the learners are folded.
+        After `LinearNetwork.fold`, each feature in use is multiplied by one coefficient.
         """
         return len(self.check(cast(LinearNetwork, net).genotype).features), count_parameters(net)
 
     def describe(self) -> dict[str, Any]:
-        """Return the space as plain data; ``LinearSpace(**data)`` makes it again."""
+        """Return the space as plain data; ``LinearSpace(**data)`` is an equal space."""
         return {
             "n_features": self.n_features,
             "mean": list(self.mean),

@@ -119,7 +119,7 @@ class Hull:
         self._costs: list[float] = []
         self._errors: list[float] = []
         self._near: dict[int, Point] = {}
-        self._band: list[tuple[float, float, int]] = []  # error, cost, id of what is inside
+        self._band: list[tuple[float, float, int]] = []  # (error, cost, id) of points in the band
 
     def add(self, id: int, cost: float, error: float) -> bool:
         """Add a point and return whether it is a vertex. Of equal points the smallest id wins."""

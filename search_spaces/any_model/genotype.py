@@ -1,4 +1,4 @@
-"""Growth on a model of the user's own: the weak learners of each of its sites."""
+"""Architectures grown on a user's own module: the weak learners of each site."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from nni_petridish.core.genotype import (
 from nni_petridish.errors import GenotypeError
 from search_spaces.vision.op_registry import KNOWN_OPS, VISION_OPS
 
-#: The eligible operations on vectors: a linear layer with that activation, or none at all.
+#: The eligible operations on vectors: a linear layer with this activation, or the identity.
 VECTOR_OPS = ("relu", "tanh", "identity")
-#: The eligible operations by default of a model with images and vectors.
+#: The default operations of a model with sites on both images and vectors.
 MODEL_OPS = tuple(dict.fromkeys((*VISION_OPS, *VECTOR_OPS)))
 
 
 @dataclass(frozen=True)
 class ModelGenotype(LearnersGenotype):
-    """Growth on an ordinary module, see `nni_petridish.make_growable`.
+    """An architecture grown on an ordinary module, see `nni_petridish.make_growable`.
 
-    The module itself is not described: whoever builds the network again makes it first.
+    The module itself is not described: to build the network again, create the module first.
 
     Parameters
     ----------
     sources
-        For each site, a submodule by its name, the submodules that it may read.
+        The names of the submodules that each site may read, by the name of the site.
     ops
         The eligible operations.
     learners
-        For each site its weak learners, in the order of growth.
+        The weak learners of each site in the order of growth, by the name of the site.
     merge
         op_merge of all weak learners: ``"concat_project"`` or ``"weighted_sum"``. Written to JSON
-        only where it is not the default.
+        only if it is not the default.
 
     Examples
     --------
@@ -87,7 +87,7 @@ class ModelGenotype(LearnersGenotype):
         ops: Sequence[str],
         merge: str = "concat_project",
     ) -> ModelGenotype:
-        """Return the genotype of a module on which nothing has grown yet."""
+        """Return the genotype of a module without weak learners."""
         return cls(sources, ops, dict.fromkeys(sources, ()), merge)
 
 

@@ -1,4 +1,4 @@
-"""Grow any model: weak learners on the submodules of an ordinary module."""
+"""Growth of any model: weak learners on the submodules of an ordinary module."""
 
 from __future__ import annotations
 
@@ -31,35 +31,37 @@ def make_growable(
     merge: str = "concat_project",
     genotype: Genotype | None = None,
 ) -> Net:
-    """Turn an ordinary module, say a trained one of torchvision, into one that can grow, in place.
+    """Make an ordinary module, such as a trained model of torchvision, growable, in place.
 
-    `nni_petridish.attach_candidates` and `nni_petridish.finalize_candidates` then work on it. It
-    stays the module it was: same class, same names, same predictions; its state dict has the same
-    keys, and those of what has grown under ``petridish.``.
+    `nni_petridish.attach_candidates` and `nni_petridish.finalize_candidates` then work on it. Its
+    class, the names of its submodules and its predictions do not change. Its state dict keeps its
+    keys; those of weak learners are added under ``petridish.``.
 
     Parameters
     ----------
     module
-        Any module. Its submodules that serve as sites and sources run once in a forward pass and
+        Any module. The submodules used as sites and sources must run once in a forward pass and
         return images (N, C, H, W) or vectors (N, F).
     example
-        An input, or a tuple of inputs, of any batch size; it runs through once, in eval mode, to
-        find the order and the shapes.
+        An input, or a tuple of inputs, of any batch size. It is used for one forward pass in eval
+        mode to find the order and the output shapes of the submodules.
     sites
-        The submodules whose outputs are the layers x_k. By default the ends of stages: the last of
-        each row of layers with the same output shape, but for the first (it has nothing to read).
+        The names of the submodules whose outputs are the layers x_k. By default, the ends of
+        stages: the last layer of each run of layers with the same output shape, except the first
+        run, which has nothing to read.
     sources
-        In(x_k): the submodules that the sites may read, one list for all (a site reads those that
-        run before it), or a mapping from each site to its own. By default the two nearest ends of
-        stages before the site. Those of another width are projected, larger ones are halved.
+        In(x_k): the names of the submodules that sites may read, as one list for all sites (a site
+        reads those that run before it), or as a mapping from each site to its own list. By default,
+        the two nearest ends of stages before the site. Sources of another width are projected,
+        larger ones are halved.
     ops
-        The eligible operations: by default all of `VISION_OPS` for images,
-        ``relu``, ``tanh`` and ``identity`` for vectors.
+        The eligible operations. By default, all of `VISION_OPS` for images, and ``relu``, ``tanh``
+        and ``identity`` for vectors.
     merge
         op_merge: ``"concat_project"`` or ``"weighted_sum"``.
     genotype
-        To build a network again that has grown: its genotype, which says all of the above. What
-        has grown starts with fresh weights; load the state dict next.
+        The genotype of a grown network to build again. It determines all options above. The weak
+        learners start with fresh weights; load the state dict next.
 
     Returns
     -------
@@ -92,7 +94,7 @@ def make_growable(
         raise GrowthError("sites, sources and ops must not be given with a genotype: it has them.")
     layers = _check_layers(trace, genotype)
     _add_sites(module, genotype, layers)
-    setattr(module, "genotype", genotype)  # noqa: B010 - nn.Module's type knows no such attribute
+    setattr(module, "genotype", genotype)  # noqa: B010 - nn.Module declares no such attribute
     return module
 
 
@@ -114,7 +116,7 @@ def _choose_sources(
     sites: Sequence[str] | None,
     sources: Sequence[str] | Mapping[str, Sequence[str]] | None,
 ) -> dict[str, list[str]]:
-    """Return the sources of every site, by what the user said and what is in the trace."""
+    """Return the sources of every site, as given by the user or found in the trace."""
     for name, value in (("sites", sites), ("sources", sources)):
         if isinstance(value, str) or (value is not None and len(value) == 0):
             raise GrowthError(f"{name} must be names of submodules, in a list, but got {value!r}.")
@@ -189,7 +191,7 @@ def _choose_ops(
 
 
 def _check_layers(trace: Trace, genotype: ModelGenotype) -> dict[str, Layer]:
-    """Return all sites and sources by name, if every site can read its sources."""
+    """Return all sites and sources by name, after checking that sites can read their sources."""
     layers: dict[str, Layer] = {}
     for name, names in genotype.sources.items():
         site = layers[name] = trace.layer("site", name)
@@ -224,7 +226,7 @@ def _check_sizes(source: Layer, site: Layer) -> None:
 def _add_sites(module: nn.Module, genotype: ModelGenotype, layers: Mapping[str, Layer]) -> None:
     values = ForwardValues()
     container = ModelSites()
-    # By name: a source that a site does not outlive in the forward pass is not kept.
+    # The last site to read each source: after it, the output of the source is released.
     last_reader = {source: site for site, names in genotype.sources.items() for source in names}
     for name, names in genotype.sources.items():
         shapes = {source: cast(Any, layers[source].shape) for source in names}
@@ -238,7 +240,7 @@ def _add_sites(module: nn.Module, genotype: ModelGenotype, layers: Mapping[str, 
         container[name] = site
         layers[name].module.register_forward_hook(site.boost_output)
     for source in last_reader:
-        # After the hooks above: what a site reads of another is the boosted value.
+        # After the hooks above, so that a site reads the boosted output of another site.
         layers[source].module.register_forward_hook(SourceHook(source, values))
     module.register_forward_pre_hook(values.begin, prepend=True)
     module.register_forward_hook(values.end, always_call=True)

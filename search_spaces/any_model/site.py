@@ -1,7 +1,7 @@
 """Sites on the submodules of any module, reached by forward hooks.
 
-Hooks, and not wrappers in the place of submodules: names, types and the keys of the state dict stay
-what they were. What a source returns is remembered for the time of one forward pass of the network.
+Hooks, unlike wrappers, preserve the names and types of submodules and the keys of the state dict.
+The outputs of sources are stored for the duration of one forward pass of the network.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from search_spaces.vision.ops import ConcatProject, FactorizedReduce, make_op, p
 
 
 class ForwardValues(threading.local):
-    """Outputs of the sources, for each forward pass that is under way in this thread.
+    """Outputs of the sources in each running forward pass of this thread.
 
-    A copy, or what is read from a file, starts with no forward pass under way.
+    A copied or unpickled object starts without forward passes.
     """
 
     def __init__(self) -> None:
         self.passes: list[dict[str, Tensor]] = []
 
     def begin(self, net: nn.Module, args: Any) -> None:
-        """Pre-hook of the network: a forward pass begins."""
+        """Begin a forward pass; a pre-hook of the network."""
         self.passes.append({})
 
     def end(self, net: nn.Module, args: Any, output: Any) -> None:
-        """Hook of the network, called after errors too: nothing is kept of the pass."""
+        """End a forward pass and release its outputs; a hook of the network, run on errors too."""
         self.passes.pop()
 
     def __reduce__(self) -> tuple[type[ForwardValues], tuple[()]]:
@@ -52,7 +52,7 @@ class SourceHook:
         self.name, self.values = name, values
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        """Remember what it returned, its own weak learners included if it is a site."""
+        """Store the output, which includes the weak learners of a source that is a site."""
         if self.values.passes:
             self.values.passes[-1][self.name] = output
 
@@ -63,15 +63,16 @@ class ModelSite(Site):
     Parameters
     ----------
     name
-        The submodule, and the key of its α table: every site has its own (macro-search).
+        The name of the submodule, and the key of the α table: every site has its own table
+        (macro-search).
     shape
-        Of x_k.
+        The shape of x_k.
     sources
-        The submodules that it may read, with the shapes that they return.
+        The output shapes of the submodules that the site may read, by name.
     op_names
-        The eligible operations; those that apply to x_k's kind are used.
+        The eligible operations. Those that apply to x_k, images or vectors, are used.
     values
-        Where the outputs of the sources are during a forward pass.
+        The outputs of the sources during a forward pass.
     last_reads
         The sources that no later site reads.
     """
@@ -95,11 +96,11 @@ class ModelSite(Site):
         super().__init__(name, tuple(sources), own_ops)
         self.shape, self.source_shapes = shape, dict(sources)
         self.values, self.last_reads = values, tuple(last_reads)
-        # Empty: it only goes where the network goes, so that new modules know where that is.
+        # An empty tensor that moves with the network, as device and dtype for new modules.
         self.register_buffer("place", torch.empty(0), persistent=False)
 
     def make_adapter(self, source: str) -> nn.Module | None:
-        """Project to x_k's width, halving the resolution as often as needed."""
+        """Make a projection to x_k's width that halves the resolution as often as needed."""
         raw, width = self.source_shapes[source], self.shape.channels
         times = halvings(raw, self.shape)
         assert times is not None
@@ -111,12 +112,12 @@ class ModelSite(Site):
         return project(raw.channels, width) if raw.size else project_vector(raw.channels, width)
 
     def make_op(self, source: str, op: str) -> nn.Module:
-        """Make a candidate; sources have x_k's shape once they are adapted."""
+        """Make a candidate op; adapted sources have x_k's shape."""
         width = self.shape.channels
         return make_op(op, width) if self.shape.size else make_vector_op(op, width)
 
     def make_merge(self, merge: str, weights: Sequence[float] | None, n: int) -> nn.Module:
-        """Concatenate and project (the paper's choice), or sum."""
+        """Make op_merge: concatenation and projection (the paper's choice), or a weighted sum."""
         if merge == "concat_project":
             concat_project = ConcatProject if self.shape.size else ConcatProjectVector
             return concat_project(self.shape.channels, n, weights)
@@ -127,11 +128,12 @@ class ModelSite(Site):
         boosted = self.boost(x_k, self.adapt(inputs))
         if self.weak_learner is None or not torch.is_grad_enabled():
             return boosted
-        # A view made by an autograd function cannot be changed in place, as what follows may do.
+        # Later modules may change the output in place, which a view from an autograd function
+        # does not allow.
         return boosted.clone()
 
     def boost_output(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        """Forward hook of the submodule: put the boosted x_k in the place of its output."""
+        """Replace the output by the boosted x_k; a forward hook of the submodule."""
         seen = self.values.passes[-1] if self.values.passes else {}
         boosted = self(output, self._read(seen)) if self._has_grown() else None
         for source in self.last_reads:
@@ -165,7 +167,7 @@ class ModelSite(Site):
 class ModelSites(NamedModules):
     """The sites of a network by the names of their submodules.
 
-    As a module of its own it does nothing: a `torch.nn.Sequential` runs all that it contains.
+    Its forward pass is the identity, because a `torch.nn.Sequential` runs all its children.
     """
 
     def forward(self, x: Any) -> Any:

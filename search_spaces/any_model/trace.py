@@ -1,4 +1,4 @@
-"""Trace of the submodules of any module when an example runs through: order, shapes, stages."""
+"""Trace of a forward pass of any module: the order, output shapes and stages of submodules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FeatureShape(NamedTuple):
 
 @dataclass
 class Layer:
-    """A submodule as the trace saw it; ``order`` and ``output`` are those of its last call."""
+    """A submodule in a trace; ``order`` and ``output`` are those of its last call."""
 
     name: str
     module: nn.Module
@@ -38,7 +38,7 @@ class Layer:
 
     @property
     def shape(self) -> FeatureShape | None:
-        """The shape of its output; None if that is neither images nor vectors."""
+        """The shape of the output; None if it is neither images nor vectors."""
         if not isinstance(self.output, Tensor) or self.output.ndim not in (2, 4):
             return None
         _, channels, *size = self.output.shape
@@ -46,7 +46,7 @@ class Layer:
 
     @property
     def overwritten(self) -> bool:
-        """Whether something changed the output in place, once the whole network has run."""
+        """Whether the output was changed in place later in the forward pass."""
         return bool(self.output._version != self.version)
 
 
@@ -56,9 +56,9 @@ class Trace:
     Parameters
     ----------
     net
-        Any module. It is left as it was.
+        Any module. It is not changed.
     example
-        Its input, or a tuple of its inputs.
+        An input, or a tuple of inputs.
     """
 
     def __init__(self, net: nn.Module, example: Tensor | tuple[Any, ...]) -> None:
@@ -95,7 +95,10 @@ class Trace:
         return record
 
     def layer(self, role: str, name: object) -> Layer:
-        """Return a submodule that runs once and returns images or vectors, else raise."""
+        """Return a submodule; raise GrowthError unless it runs once and returns images or vectors.
+
+        ``role`` is "site" or "source", for the error message.
+        """
         if not isinstance(name, str) or name not in self._layers or not name:
             raise GrowthError(self._unknown(role, name))
         layer = self._layers[name]
@@ -117,8 +120,8 @@ class Trace:
     def stages(self) -> list[Layer]:
         """Return the last layer of every run of layers with image outputs of the same shape.
 
-        Layers are what the network and the containers in it run one after the other: the inside
-        of a block does not count. A run without weights (pooling, norms) is no stage.
+        Layers are the children of the network and of its containers, not of blocks. A run without
+        weights (pooling, norms) is not a stage.
         """
         chain = sorted(self._chain(self.net, ""), key=lambda layer: layer.order)
         result = []
@@ -146,13 +149,13 @@ class Trace:
 
 
 def _has_weights(module: nn.Module) -> bool:
-    """Return whether a layer multiplies by a matrix or a kernel, as it is not a container."""
+    """Return whether a layer that is not a container has a matrix or kernel."""
     is_container = isinstance(module, nn.Sequential)
     return not is_container and any(weight.ndim > 1 for weight in module.parameters())
 
 
 def halvings(source: FeatureShape, site: FeatureShape) -> int | None:
-    """Return how often a source must be halved, rounding up, to have a site's size; None: never."""
+    """Return how often to halve a source, rounding up, to get a site's size; None if impossible."""
     if len(source.size) != len(site.size):
         return None
     size, n = source.size, 0
@@ -165,10 +168,10 @@ def halvings(source: FeatureShape, site: FeatureShape) -> int | None:
 
 
 def default_sources(stages: Sequence[Layer], reach: int = 2) -> dict[str, list[str]]:
-    """Return the sites among the ends of stages, each with the nearest ends that it can read.
+    """Return the default sites, with the sources of each: the nearest ends of stages before it.
 
-    Two by default, like prev_prev and prev of the paper's cells. A stage with nothing before it
-    that fits (the stem) is no site.
+    There are up to ``reach`` sources, two by default, like prev_prev and prev of the paper's cells.
+    A stage without sources (the stem) is not a site.
     """
     result: dict[str, list[str]] = {}
     for i, site in enumerate(stages):

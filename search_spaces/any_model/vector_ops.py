@@ -1,4 +1,4 @@
-"""The operations on vectors that a weak learner can have, normalized at their end like all."""
+"""The operations on vectors, normalized at their end like those on images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 def make_vector_op(name: str, width: int) -> nn.Module:
-    """Make norm(f(Wz + b)) for the activation f of that name, or norm(z) for the identity."""
+    """Make norm(f(Wz + b)) for the activation f of this name, or norm(z) for the identity."""
     norm = nn.BatchNorm1d(width, affine=False)
     if name == "identity":
         return norm
@@ -19,7 +19,7 @@ def make_vector_op(name: str, width: int) -> nn.Module:
 
 
 def project_vector(width_in: int, width_out: int) -> nn.Sequential:
-    """Linear layer and batch norm: brings an input to the width of a site."""
+    """Make a linear layer and batch norm that bring an input to the width of a site."""
     return nn.Sequential(nn.Linear(width_in, width_out, bias=False), nn.BatchNorm1d(width_out))
 
 
@@ -28,10 +28,12 @@ class ConcatProjectVector(nn.Module):
 
     Parameters
     ----------
-    width, n
-        The width of x_k, and how many shortcuts of that width are merged.
+    width
+        The width of x_k and of each shortcut.
+    n
+        The number of shortcuts.
     weights
-        If given, proj starts as the sum weighted by them.
+        If given, proj starts as the sum with these weights.
     """
 
     def __init__(self, width: int, n: int, weights: Sequence[float] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The recurrent space of the paper: language models whose cell is one of DARTS's."""
+"""The recurrent space of the paper: language models whose cell belongs to DARTS's space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent cells as lists of nodes, in our JSON form and in DARTS's published form."""
+"""Recurrent cells as lists of nodes, in JSON and in the form published by DARTS."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from nni_petridish.core.genotype import Genotype, Learner, as_list, one_of, show
 from nni_petridish.errors import GenotypeError
 
-#: The paper's five primitives; ``none`` is "no connection": it is never added to a cell.
+#: The paper's five primitives; ``none``, no connection, is never added to a cell.
 RECURRENT_PRIMITIVES = ("sigmoid", "relu", "tanh", "identity", "none")
-#: Those that a node can have, in the order of the α table.
+#: The activations of nodes, in the order of the α table.
 ACTIVATIONS = RECURRENT_PRIMITIVES[:-1]
-#: There is one α table: all steps in time share one cell, so cell-search is macro-search here.
+#: The only α table: all steps in time share one cell, so cell-search is macro-search here.
 CELL_KEY = "cell"
 
 Node = tuple[str, int]
@@ -22,7 +22,7 @@ Node = tuple[str, int]
 
 
 def node_name(index: int) -> str:
-    """Return the name that a node has as an input of others: ``s0``, ``s1``, ..."""
+    """Return the name of a node as an input of others: ``s0``, ``s1``, ..."""
     return f"s{index}"
 
 
@@ -71,14 +71,14 @@ class RecurrentGenotype(Genotype):
         return cls(((activation, 0),))
 
     def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
-        """Return the nodes beside the first as the weak learners that added them."""
+        """Return the nodes after the first, each as a weak learner."""
         added = self.nodes[1:]
         return {CELL_KEY: [((node_name(source), activation),) for activation, source in added]}
 
     def _with_learners(
         self, learners: Mapping[str, Sequence[Learner]], merge: str | None
     ) -> RecurrentGenotype:
-        """Return the cell with these nodes after the first; a node has one input to merge."""
+        """Return the cell with these weak learners as its nodes after the first."""
         nodes = list(self.nodes[:1])
         for learner in learners[CELL_KEY]:
             if len(learner) != 1:
@@ -97,8 +97,8 @@ class RecurrentGenotype(Genotype):
     def from_darts(cls, text: str) -> RecurrentGenotype:
         """Read DARTS's form, ``Genotype(recurrent=[('relu', 0), ...], concat=range(1, 9))``.
 
-        An assignment ``NAME = Genotype(...)`` is read as well. Nothing is executed. ``concat`` must
-        name all nodes, as in every cell that DARTS published.
+        An assignment ``NAME = Genotype(...)`` is accepted too. Nothing is executed. ``concat`` must
+        contain all nodes, as in every cell published by DARTS.
         """
         fields = _darts_fields(text)
         for name in ("recurrent", "concat"):
@@ -115,7 +115,7 @@ class RecurrentGenotype(Genotype):
         return genotype
 
     def to_darts(self) -> str:
-        """Return the genotype as DARTS's genotypes.py has it."""
+        """Return the genotype in the form of DARTS's genotypes.py."""
         return f"Genotype(recurrent={list(self.nodes)!r}, concat=range(1, {len(self.nodes) + 1}))"
 
 
@@ -158,7 +158,7 @@ def _darts_fields(text: str) -> dict[str, Any]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal, or of ``range(...)`` with literals as a list."""
+    """Return the value of a literal, or ``range(...)`` of literals as a list."""
     if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "range":
         bounds = [ast.literal_eval(argument) for argument in node.args]
         if any(abs(bound) > 1000 for bound in bounds):

@@ -1,4 +1,4 @@
-"""The recurrent space of the paper: language models whose cell is one of DARTS's.
+"""The recurrent space of the paper: language models whose cell belongs to DARTS's space.
 
 The space is a description; torch is needed only to build one of its networks.
 """
@@ -28,16 +28,16 @@ class RecurrentSpace:
     Parameters
     ----------
     vocabulary
-        How many words there are (Penn Treebank: 10,000).
+        The number of words (Penn Treebank: 10,000).
     embedding
         Width of the embedding (paper: 850).
     hidden
-        Width of the cell; the embedding's by default. If it differs, a projection to the width of
-        the embedding comes before the decoder.
+        Width of the cell. By default, that of the embedding; otherwise a projection to the width of
+        the embedding precedes the decoder.
     max_nodes
-        How many nodes a cell may have beside s0 (paper: 8, which is 23M parameters).
+        The maximum number of nodes of a cell besides s0 (paper: 8, which is 23M parameters).
     ops
-        The paper's primitives. ``none``, no connection, may be listed and is never added.
+        The eligible primitives. ``none``, no connection, is allowed and never added.
 
     Examples
     --------
@@ -85,8 +85,8 @@ class RecurrentSpace:
         genotype
             The architecture.
         for_retraining
-            Fix the output at DARTS's mean of the nodes, for the training of a found cell from
-            scratch. Otherwise the shares of the nodes start there and learn.
+            Whether to fix the output at the mean of the nodes, as in DARTS, to train a found cell
+            from scratch. Otherwise the shares of the nodes start at the mean and are trained.
         """
         from search_spaces.recurrent.network import RecurrentNetwork
 
@@ -104,8 +104,8 @@ class RecurrentSpace:
     def model_space(self, max_learners: int | None = None) -> Any:
         """Return this space for NNI's experiments and strategies, see `GrowableModelSpace`.
 
-        At most ``max_learners`` nodes beside the first are drawn at random; by default as many as
-        a cell may have.
+        Random architectures have at most ``max_learners`` nodes besides the first, by default as
+        many as a cell can have.
         """
         adapter = importlib.import_module("nni_petridish.nni_adapter.space")  # a space needs no NNI
         most = max_learners or max(1, self.max_nodes - 1)
@@ -118,7 +118,7 @@ class RecurrentSpace:
         return cast("RecurrentNetwork", net).multiply_adds(), count_parameters(net)
 
     def describe(self) -> dict[str, Any]:
-        """Return the space as plain data; ``RecurrentSpace(**data)`` makes it again."""
+        """Return the space as plain data; ``RecurrentSpace(**data)`` is an equal space."""
         return {
             "vocabulary": self.vocabulary,
             "embedding": self.embedding,

@@ -31,15 +31,15 @@ class VisionGenotype(LearnersGenotype):
     Parameters
     ----------
     mode
-        ``"cell"``: every normal cell grows alike, and every reduction cell; ``"macro"``: each cell
-        on its own.
+        ``"cell"``: all normal cells grow alike, and so do all reduction cells. ``"macro"``: each
+        cell grows on its own.
     cells
-        For each α table (``normal`` and ``reduce``, or ``cell_00``, ``cell_01``, ...) its weak
-        learners in the order of growth. The seed has none: its cell
+        The weak learners of each α table (``normal`` and ``reduce``, or ``cell_00``, ``cell_01``,
+        ...) in the order of growth. The seed has none: its cell
         ``sep_conv_3x3(prev) + skip(prev)`` is implied.
     merge
-        op_merge of all its weak learners: ``"concat_project"`` (the paper's choice) or
-        ``"weighted_sum"``. Written to JSON only where it is not the default.
+        op_merge of all weak learners: ``"concat_project"`` (the paper's choice) or
+        ``"weighted_sum"``. Written to JSON only if it is not the default.
     """
 
     mode: str
@@ -66,7 +66,7 @@ class VisionGenotype(LearnersGenotype):
     def seed(
         cls, mode: str = "cell", num_cells: int = 0, merge: str = "concat_project"
     ) -> VisionGenotype:
-        """Return the genotype with no weak learner; macro mode needs the number of cells."""
+        """Return the genotype without weak learners; macro mode needs the number of cells."""
         keys = CELL_KEYS if mode == "cell" else [macro_key(i) for i in range(num_cells)]
         return cls(mode, dict.fromkeys(keys, ()), merge)
 

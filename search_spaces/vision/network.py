@@ -1,9 +1,9 @@
 """Networks of the vision space.
 
-stem, N normal cells, reduction, N normal, reduction, N normal, BN-ReLU, global average pool,
-linear. A reduction halves the resolution and doubles the filters. The seed's cell, normal or
-reduction, is ``sep_conv_3x3(prev) + skip(prev)``; everything else grows. For ImageNet the stem is
-strided and followed by two transition cells, which are reductions too.
+The layers are: stem, N normal cells, reduction, N normal, reduction, N normal, BN-ReLU, global
+average pool, linear. A reduction halves the resolution and doubles the filters. A cell of the seed,
+normal or reduction, is ``sep_conv_3x3(prev) + skip(prev)``; everything else is grown. For ImageNet
+the stem is strided and followed by two transition cells, which are reductions too.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Cell(Site):
     Parameters
     ----------
     key
-        ``normal``, ``reduce`` or ``cell_00``, ...: the α table.
+        The key of the α table: ``normal``, ``reduce`` or ``cell_00``, ...
     prev_prev, prev
-        The shapes of the outputs of the two cells before.
+        The output shapes of the previous two cells.
     out
-        The shape of this cell's output.
+        The output shape of this cell.
     op_names
         The eligible operations.
     """
@@ -43,7 +43,7 @@ class Cell(Site):
         super().__init__(key, VISION_SOURCES, op_names)
         self.raw = {"prev_prev": prev_prev, "prev": prev}
         self.out = out
-        # Ops expect the cell's width, at the resolution of prev: a reduction's ops are strided.
+        # Ops expect the cell's width at the resolution of prev; in a reduction they are strided.
         self.level = prev.level
         self.need_adapter("prev")
         self.seed = make_op("sep_conv_3x3", out.channels, self._stride("prev"), affine=True)
@@ -55,24 +55,24 @@ class Cell(Site):
         self.drop_path = DropPath()
 
     def make_adapter(self, source: str) -> nn.Module | None:
-        """Project to the cell's width, halving the resolution if it is higher than prev's."""
+        """Make a projection to the cell's width that halves a resolution higher than prev's."""
         raw = self.raw[source]
         if raw.level < self.level:
             return FactorizedReduce(raw.channels, self.out.channels)
         return None if raw.channels == self.out.channels else project(*self._widths(source))
 
     def make_op(self, source: str, op: str) -> nn.Module:
-        """Make a candidate; from the cell's inputs it is strided if the cell reduces."""
+        """Make a candidate op; in a reduction, ops on the cell's inputs are strided."""
         return make_op(op, self.out.channels, self._stride(source))
 
     def make_merge(self, merge: str, weights: Sequence[float] | None, n: int) -> nn.Module:
-        """Concatenate and project (the paper's choice), or sum."""
+        """Make op_merge: concatenation and projection (the paper's choice), or a weighted sum."""
         if merge == "concat_project":
             return ConcatProject(self.out.channels, n, weights)
         return super().make_merge(merge, weights, n)
 
     def drop(self, shortcut: Shortcut, value: Tensor) -> Tensor:
-        """Drop-path on everything but identities, which keep the signal alive."""
+        """Apply drop-path to all shortcuts except identities."""
         return value if shortcut[1] == "identity" else self.drop_path(value)
 
     def forward(self, prev_prev: Tensor, prev: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Cell(Site):
 
 
 class AuxiliaryHead(nn.Module):
-    """A second classifier at two thirds of the depth, for the final training only."""
+    """A second classifier at two thirds of the depth, used in retraining only."""
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class AuxiliaryHead(nn.Module):
 
 
 class VisionNetwork(nn.Module):
-    """A network of the vision space; made by `VisionSpace.build`."""
+    """A network of the vision space, built by `VisionSpace.build`."""
 
     genotype: VisionGenotype
     memory_format = torch.channels_last
@@ -127,7 +127,7 @@ class VisionNetwork(nn.Module):
         self.cells = nn.ModuleList()
         prev_prev, prev = stem, stem
         for key, out in zip(space.keys(), space.shapes(), strict=True):
-            # The paper transfers macro models with transitions that are those of the seed.
+            # In macro mode the transitions stay those of the seed, as in the paper's transfers.
             fixed = key == TRANSITION
             cell = Cell(key, prev_prev, prev, out, () if fixed else space.ops)
             for learner in () if fixed else genotype.cells[key]:
@@ -155,14 +155,17 @@ class VisionNetwork(nn.Module):
         return self._classify(features), self.auxiliary(middle)
 
     def set_drop_path(self, keep: float, progress: float) -> None:
-        """Set drop-path: linear in depth and in training progress, ``keep`` at the end of both."""
+        """Set the keep probability of drop-path, which decreases linearly from 1 to ``keep``.
+
+        It decreases both with depth and with training progress.
+        """
         drop_paths = [m for m in self.cells.modules() if isinstance(m, DropPath)]
         for i, drop_path in enumerate(drop_paths):
             depth = (i + 1) / len(drop_paths)
             drop_path.keep = 1.0 - (1.0 - keep) * depth * progress
 
     def _run(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        # Depthwise and 1x1 kernels leave the layout of their input alone: choose it once, here.
+        # Depthwise and 1x1 convs preserve the layout of their input, so it is set once, here.
         prev_prev = prev = self.stem(images).contiguous(memory_format=self.memory_format)
         middle = prev
         for i, cell in enumerate(self.cells):

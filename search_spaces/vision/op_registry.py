@@ -1,8 +1,8 @@
-"""The unary operations Op on images, by name: an open registry, readable without torch.
+"""The registry of unary operations on images, by name, readable without torch.
 
-A new operation is one decorated function, see `register_op`. Where genotypes are read by processes
-that do not import the function's module, such as workers, its package names the module in the entry
-point group ``nni_petridish.ops``; it is then imported when an unknown name is met.
+A new operation is one decorated function, see `register_op`. For processes that do not import its
+module, such as workers, a package lists the module in the entry point group ``nni_petridish.ops``.
+These modules are imported when an unknown name is looked up.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _makers: dict[str, OpMaker] = {}
 
 
 def register_op(name: str) -> Callable[[OpMaker], OpMaker]:
-    """Make an operation known by this name to spaces, genotypes and networks.
+    """Register an operation under this name, for spaces, genotypes and networks.
 
-    The function takes ``(channels, stride, affine)`` and returns a module that maps images with
-    that many channels to as many. Stride is 1, or 2 where the module halves the resolution,
-    rounding up. The module ends in ``nn.BatchNorm2d(channels, affine=affine)``, so that |α|
-    compares across candidates.
+    The decorated function takes ``(channels, stride, affine)`` and returns a module with as many
+    output as input channels. Stride is 1, or 2 to halve the resolution, rounding up. The module
+    must end in ``nn.BatchNorm2d(channels, affine=affine)``, so that |α| is comparable across
+    candidates.
 
     Parameters
     ----------
     name
-        An identifier that no other operation has.
+        The name of the operation, a unique identifier.
 
     Examples
     --------
@@ -67,16 +67,16 @@ def register_op(name: str) -> Callable[[OpMaker], OpMaker]:
         known = _makers.setdefault(name, make)
         if _origin(known) != _origin(make):
             raise ConfigError(f"op {name!r} is registered already, by {_origin(known)}.")
-        _makers[name] = make  # of the same origin: a notebook's cell that ran again
+        _makers[name] = make  # of the same origin, such as a notebook cell that is run again
         return make
 
     return register
 
 
 class _KnownOps(Sequence[str]):
-    """All names, those of the paper first; ones that are registered later are there, too.
+    """All registered names, those of the paper first, always up to date.
 
-    To ask for a name that is not known yet imports the modules of the entry points.
+    Looking up an unknown name imports the modules of the entry points.
     """
 
     def __contains__(self, op: object) -> bool:
@@ -100,7 +100,7 @@ KNOWN_OPS: Sequence[str] = _KnownOps()
 
 
 def op_maker(name: str) -> OpMaker:
-    """Return the function that makes an operation; those of the paper are in `ops`."""
+    """Return the function registered for an operation; those of the paper are in `ops`."""
     if name not in KNOWN_OPS:
         raise GenotypeError(f"op must be one of {', '.join(KNOWN_OPS)} but got {name!r}.")
     return _makers[name]

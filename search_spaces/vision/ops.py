@@ -1,8 +1,8 @@
 """The unary operations of the vision space, as in DARTS.
 
 ``make_op(name, channels, stride, affine=False)`` makes a candidate: its output is normalized by a
-batch norm without affine parameters, so that |α| compares across candidates. With ``affine=True``
-it is an ordinary layer (the seed's).
+batch norm without affine parameters, so that |α| is comparable across candidates. With
+``affine=True`` it makes an ordinary layer, as in the cells of the seed.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from search_spaces.vision.op_registry import op_maker, register_op
 
 
 class SeparableConvs(nn.Sequential, EndsInNorm):
-    """ReLU, depthwise conv, pointwise conv, batch norm; once or several times in a row.
+    """ReLU, depthwise conv, pointwise conv and batch norm, applied one or more times.
 
     Parameters
     ----------
     channels
-        Width of input and output.
+        Number of input and output channels.
     kernel
-        Side of the depthwise kernels.
+        Height and width of the depthwise kernels.
     strides
         The stride of each application.
     dilation
-        Of the depthwise kernels.
+        Dilation of the depthwise kernels.
     affine
-        Whether the last batch norm is affine. The others are: a ReLU follows them.
+        Whether the last batch norm is affine. All others are.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SeparableConvs(nn.Sequential, EndsInNorm):
         return normalize(self.before_norm(SharedInput(x)), self.last_norm())
 
     def deferred(self, x: Tensor) -> DeferredCandidate | None:
-        """Return the candidate, if the kernels in C can take it."""
+        """Return the op as a deferred candidate, if the C kernels support it."""
         return deferred_convs(x, self._units(), self.last_norm())
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
@@ -77,13 +77,13 @@ class SeparableConvs(nn.Sequential, EndsInNorm):
             return separable_convs(z.value, units)
         x = z.rectified
         for norm, depthwise, pointwise in units:
-            # In place: the gradient of a batch norm does not need its output.
+            # In place, because the gradient of a batch norm does not need its output.
             rectified = x if norm is None else F.relu(norm(x), inplace=self.training)
             x = pointwise(depthwise(rectified))
         return BeforeNorm(x)
 
     def _units(self) -> list[UnitModules]:
-        """Return the norm before each ReLU, and what follows it."""
+        """Return the modules of each unit: the norm before its ReLU, and its convs."""
         layers = cast(Any, [None, *self])
         return [
             UnitModules(layers[i], layers[i + 2], layers[i + 3]) for i in range(0, len(self), 4)
@@ -103,12 +103,12 @@ class Pool(nn.Sequential, EndsInNorm):
         return cast(nn.BatchNorm2d, norm)
 
     def deferred(self, x: Tensor) -> DeferredCandidate | None:
-        """Return the candidate, if the kernels in C can take it."""
+        """Return the op as a deferred candidate, if the C kernels support it."""
         pool, norm = cast(Any, self)
         return deferred_pool(x, pool, norm)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
-        """Return what the pooling returns."""
+        """Return the output of the pooling."""
         return BeforeNorm(self[0](z.value))
 
 
@@ -116,11 +116,11 @@ class Identity(nn.BatchNorm2d, EndsInNorm):
     """The identity, normalized."""
 
     def last_norm(self) -> nn.BatchNorm2d:
-        """Return the batch norm, which is all there is."""
+        """Return the batch norm, which is the op itself."""
         return self
 
     def deferred(self, x: Tensor) -> DeferredCandidate | None:
-        """Return the candidate, if the kernels in C can take it."""
+        """Return the op as a deferred candidate, if the C kernels support it."""
         return deferred_pool(x, None, self)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
@@ -129,7 +129,7 @@ class Identity(nn.BatchNorm2d, EndsInNorm):
 
 
 class _EvenAndOddPixels(torch.autograd.Function):
-    """The pixels whose row and column are even, and those whose are odd, filled up with zeros."""
+    """The pixels of even rows and columns, and those of odd ones, padded with zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ class _EvenAndOddPixels(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         even, odd = grads
         n, channels, height, width = ctx.shape
-        # In channels_last, unlike the gradient of a slice: mixed layouts slow all that follows.
+        # In channels_last, unlike the gradient of a slice: mixed layouts slow all later ops.
         dx = even.new_zeros(n, height, width, channels).permute(0, 3, 1, 2)
         dx[:, :, ::2, ::2] = even
         dx[:, :, 1::2, 1::2] = odd[:, :, : height // 2, : width // 2]
@@ -158,8 +158,8 @@ def _even_and_odd_pixels(x: Tensor) -> tuple[Tensor, Tensor]:
 class FactorizedReduce(nn.Module, EndsInNorm):
     """Halve the resolution without losing pixels: ReLU, two strided 1x1 convs, batch norm.
 
-    One conv reads the even pixels, the other the odd ones (both phases), and their outputs are
-    concatenated. Odd sizes round up, as a strided 3x3 conv with padding 1 does.
+    One conv reads the pixels of even rows and columns, the other those of odd ones, and their
+    outputs are concatenated. Odd sizes round up, as in a strided 3x3 conv with padding 1.
     """
 
     def __init__(self, c_in: int, c_out: int, affine: bool = True) -> None:
@@ -177,15 +177,15 @@ class FactorizedReduce(nn.Module, EndsInNorm):
         return self.norm
 
     def deferred(self, x: Tensor) -> DeferredCandidate | None:
-        """Return the candidate, if the kernels in C can take it."""
+        """Return the op as a deferred candidate, if the C kernels support it."""
         return deferred_reduction(x, [self.even, self.odd], self.norm)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
-        """Return the two convs, concatenated."""
+        """Return the outputs of the two convs, concatenated."""
         if can_project(z.value, [self.even, self.odd]):
             return projection(z.value, [self.even, self.odd])
-        # The pixels are picked, not strided over by the convs: the weight gradient of a strided 1x1
-        # conv in channels_last corrupts memory at few channels in torch 2.15 on the CPU.
+        # Slices instead of strided convs: in torch 2.15 on the CPU, the weight gradient of a
+        # strided 1x1 conv with few channels in channels_last corrupts memory.
         x = z.rectified
         if self.training and fast_kernels_apply(x):
             even, odd = _EvenAndOddPixels.apply(x)
@@ -198,7 +198,7 @@ class ReluConvNorm(nn.Sequential):
     """ReLU, 1x1 conv, batch norm; see `project`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x at the other width."""
+        """Return x projected to the other width."""
         relu, *rest = cast(Any, self)
         if type(relu) is nn.ReLU and not has_hooks(relu) and len(rest) == 2:
             conv, norm = rest
@@ -208,49 +208,49 @@ class ReluConvNorm(nn.Sequential):
 
 
 def project(c_in: int, c_out: int) -> ReluConvNorm:
-    """ReLU, 1x1 conv, batch norm: brings an input to the width of a cell."""
+    """Make ReLU, 1x1 conv and batch norm, which bring an input to the width of a cell."""
     return ReluConvNorm(nn.ReLU(), nn.Conv2d(c_in, c_out, 1, bias=False), nn.BatchNorm2d(c_out))
 
 
 @register_op("sep_conv_3x3")
 def sep_conv_3x3(channels: int, stride: int, affine: bool) -> nn.Module:
-    """Separable conv, applied twice; only the first application is strided."""
+    """Make a separable conv, applied twice; only the first application is strided."""
     return SeparableConvs(channels, 3, (stride, 1), 1, affine)
 
 
 @register_op("sep_conv_5x5")
 def sep_conv_5x5(channels: int, stride: int, affine: bool) -> nn.Module:
-    """Separable conv with a larger kernel."""
+    """Make a separable conv with a larger kernel, applied twice."""
     return SeparableConvs(channels, 5, (stride, 1), 1, affine)
 
 
 @register_op("dil_conv_3x3")
 def dil_conv_3x3(channels: int, stride: int, affine: bool) -> nn.Module:
-    """Dilated separable conv (dilation 2), applied once."""
+    """Make a dilated separable conv (dilation 2), applied once."""
     return SeparableConvs(channels, 3, (stride,), 2, affine)
 
 
 @register_op("dil_conv_5x5")
 def dil_conv_5x5(channels: int, stride: int, affine: bool) -> nn.Module:
-    """Dilated separable conv with a larger kernel."""
+    """Make a dilated separable conv with a larger kernel, applied once."""
     return SeparableConvs(channels, 5, (stride,), 2, affine)
 
 
 @register_op("max_pool_3x3")
 def max_pool_3x3(channels: int, stride: int, affine: bool) -> nn.Module:
-    """Maximum over 3x3 pixels."""
+    """Make a max pooling over 3x3 pixels."""
     return Pool("max", channels, stride, affine)
 
 
 @register_op("avg_pool_3x3")
 def avg_pool_3x3(channels: int, stride: int, affine: bool) -> nn.Module:
-    """Mean over 3x3 pixels, padding not counted."""
+    """Make an average pooling over 3x3 pixels, with the padding not counted."""
     return Pool("avg", channels, stride, affine)
 
 
 @register_op("identity")
 def identity(channels: int, stride: int, affine: bool) -> nn.Module:
-    """Identity; a factorized reduce where it halves the resolution."""
+    """Make an identity, or a factorized reduce if it halves the resolution."""
     if stride == 1:
         return Identity(channels, affine=affine)
     return FactorizedReduce(channels, channels, affine)
@@ -264,27 +264,27 @@ def make_op(name: str, channels: int, stride: int = 1, affine: bool = False) -> 
     name
         One of `search_spaces.vision.op_registry.KNOWN_OPS`.
     channels
-        Its number of input and output channels.
+        Number of input and output channels.
     stride
-        1, or 2 where it halves the resolution.
+        1, or 2 to halve the resolution.
     affine
-        Whether the batch norm at the end has a scale and a shift; a candidate has none.
+        Whether the batch norm at the end has a scale and a shift. Those of candidates do not.
     """
     return op_maker(name)(channels, stride, affine)
 
 
 class ConcatProject(nn.Module):
-    """op_merge = proj(concat(...)), proj being a 1x1 conv and a batch norm back to x_k's width.
+    """op_merge = proj(concat(...)), where proj is a 1x1 conv to x_k's width and a batch norm.
 
     Parameters
     ----------
     channels
         The width of x_k and of each shortcut.
     n
-        How many shortcuts are merged.
+        The number of shortcuts.
     weights
-        If given, proj starts as the sum weighted by them (its kernel is made of blocks α_c·I): the
-        weighted sum of weak learning is a special case of concatenation and projection.
+        If given, proj starts as the sum with these weights (its kernel consists of blocks α_c·I):
+        the weighted sum of weak learning is a special case of concatenation and projection.
     """
 
     def __init__(self, channels: int, n: int, weights: Sequence[float] | None = None) -> None:
@@ -302,9 +302,9 @@ class ConcatProject(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Drop the whole branch for some of the images while training (stochastic depth).
+    """Drop the whole branch for random images in training (stochastic depth).
 
-    ``keep`` is set from outside by the training recipe: 1 at the start.
+    ``keep`` is the probability to keep a branch. It starts at 1; the training recipe sets it.
     """
 
     keep: float
@@ -314,7 +314,7 @@ class DropPath(nn.Module):
         self.keep = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with each image kept with probability ``keep`` and scaled by its inverse."""
+        """Keep each image with probability ``keep`` and scale it by the inverse, or return 0."""
         if not self.training or self.keep >= 1.0:
             return x
         mask = torch.empty((x.shape[0], 1, 1, 1), dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""Size of a seed of the vision space, by its formulas: in a millisecond, and without torch."""
+"""Size of the seed of a vision space by formulas, in a millisecond and without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def seed_size(space: VisionSpace) -> tuple[int, int]:
     colors, height, width = space.image_shape
 
     def pixels(level: int) -> int:
-        # Odd sizes round up at every halving.
+        # Every halving rounds odd sizes up.
         return -(-height // 2**level) * -(-width // 2**level)
 
     stem = space.stem_shape()

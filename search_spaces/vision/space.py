@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 MIN_IMAGE_SIZE = 8
 STEMS = ("plain", "imagenet")
 TRANSITION = "transition"
-"""Key of the imagenet stem's cells in macro mode, which stay those of the seed."""
+"""Key of the transition cells of an imagenet stem in macro mode, which do not grow."""
 
 
 class Shape(NamedTuple):
-    """Channels of a layer, and by which power of two its resolution is below the image's."""
+    """The channels of a layer, and its level: the number of halvings of the image's resolution."""
 
     channels: int
     level: int
@@ -47,24 +47,24 @@ class VisionSpace:
     image_shape
         (channels, height, width); height and width at least 8.
     num_classes
-        How many classes the network tells apart.
+        The number of classes.
     cells_per_stage
-        N, the number of normal cells at each resolution (paper: 3 to search, 6 in the end).
+        N, the number of normal cells at each resolution (paper: 3 to search, 6 to retrain).
     filters
-        F, the width of the first stage (paper: 16 to search, 32 in the end).
+        F, the width of the first stage (paper: 16 to search, 32 to retrain).
     mode
         ``"cell"``: one α table per cell type; ``"macro"``: one per cell.
     stages
-        How many resolutions there are; a reduction cell lies between two of them.
+        The number of resolutions, with a reduction cell between two stages.
     ops
         The eligible operations.
     merge
-        op_merge of the seed's descendants: ``"concat_project"`` or ``"weighted_sum"``.
+        op_merge of all weak learners: ``"concat_project"`` or ``"weighted_sum"``.
     stem_multiplier
-        The stem's width in units of the filters that the cells start with.
+        The width of the stem as a multiple of the filters of the first cells.
     stem
         ``"plain"``: the cells start at the image's resolution. ``"imagenet"``: a strided conv and
-        two transition cells bring 224x224 images to 28x28 with F filters first.
+        two transition cells first bring 224x224 images to 28x28 with F filters.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class VisionSpace:
             )
 
     def seed(self) -> VisionGenotype:
-        """Return the simplest member of the space, where growth starts."""
+        """Return the simplest architecture of the space, where growth starts."""
         return VisionGenotype.seed(self.mode, self.num_cells, self.merge)
 
     def build(self, genotype: Genotype, *, auxiliary: bool = False) -> VisionNetwork:
@@ -113,7 +113,7 @@ class VisionSpace:
         genotype
             The architecture.
         auxiliary
-            Whether to add the auxiliary head of the final training.
+            Whether to add the auxiliary head, for retraining.
         """
         import torch
 
@@ -134,10 +134,10 @@ class VisionSpace:
         return own
 
     def deepened(self, genotype: Genotype, cells_per_stage: int) -> VisionGenotype:
-        """Return what an architecture of this space is with another N.
+        """Return an architecture of this space for another number of cells per stage, N.
 
-        Cells that are all alike need no change. Those of macro mode each have their own: there N
-        can be a multiple, and every normal cell comes so many times in a row.
+        In cell mode it does not change. In macro mode N must be a multiple, and every normal cell
+        is repeated.
         """
         checked = self.check(genotype)
         if self.mode == "cell" or cells_per_stage == self.cells_per_stage:
@@ -159,7 +159,7 @@ class VisionSpace:
 
     @property
     def num_cells(self) -> int:
-        """The number of cells, reductions included but not the stem's transition cells."""
+        """The number of cells, including reductions but not the transition cells of the stem."""
         return self.stages * (self.cells_per_stage + 1) - 1
 
     def stem_shape(self) -> Shape:
@@ -181,7 +181,7 @@ class VisionSpace:
         return result
 
     def keys(self) -> list[str]:
-        """Return the α table's key of every cell."""
+        """Return the key of every cell's α table."""
         shapes = self.shapes()
         if self.mode == "macro":
             transitions = len(shapes) - self.num_cells
@@ -203,7 +203,7 @@ class VisionSpace:
         return adapter.model_space(self, max_learners, max_shortcuts)
 
     def describe(self) -> dict[str, Any]:
-        """Return the space as plain data; ``VisionSpace(**data)`` makes it again."""
+        """Return the space as plain data; ``VisionSpace(**data)`` is an equal space."""
         return {
             "image_shape": list(self.image_shape),
             "num_classes": self.num_classes,
