@@ -107,8 +107,8 @@ def distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
 def running_statistics(norms: Iterable[nn.BatchNorm2d], x: Tensor) -> list[Tensor] | None:
     """Return mean, variance and number of batches of each norm, one after the other.
 
-    Returns None if a norm has other settings than `EPS` and `MOMENTUM`, or if its channels or type
-    are not those of x.
+    Returns None if a norm has other settings than `EPS` and `MOMENTUM`, or if its statistics are
+    missing, not contiguous, or not of x's channels and type.
     """
     found: list[Tensor] = []
     channels, dtype = x.shape[1], x.dtype

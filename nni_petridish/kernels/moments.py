@@ -101,7 +101,7 @@ def update_running_statistics(
 def has_batch_statistics(norm: nn.Module) -> bool:
     """Return whether a module normalizes by the moments of its batch and keeps running ones."""
     return (
-        type(norm) is nn.BatchNorm2d  # not a subclass such as SyncBatchNorm
+        type(norm) is nn.BatchNorm2d  # neither SyncBatchNorm nor a subclass
         and norm.training
         and norm.track_running_stats
         and norm.momentum is not None
@@ -130,7 +130,7 @@ def norm_as_affine(
 def widened(vectors: Tensor, per_row: int) -> Tensor:
     """Repeat vectors over channels, the last dimension, for each pixel of a row."""
     shape = (*vectors.shape[:-1], per_row, vectors.shape[-1])
-    # With one channel, flatten returns a view with strides that PyTorch's kernels misread.
+    # With one channel, flatten returns a view that PyTorch's kernels misread.
     return vectors.unsqueeze(-2).expand(shape).flatten(-2).contiguous()
 
 

@@ -47,7 +47,7 @@ def native_applies(x: Tensor) -> bool:
     return (
         x.device.type == "cpu"
         and x.ndim == 4
-        and x.shape[2] * x.shape[3] > 1  # they vectorize over the pixels of an image
+        and x.shape[2] * x.shape[3] > 1  # they combine the work on the pixels of an image
         and x.numel() > 0
         and fast_kernels_apply(x)
         and native_library(x.dtype) is not None

@@ -1,8 +1,8 @@
 """The library of C kernels (c/), compiled on first use if there is a C compiler.
 
 The library runs on the threads of PyTorch's own OpenMP runtime: it is linked without one and finds
-the symbols in the process. A second runtime would bring a second set of threads, and the two would
-compete for the cores.
+the symbols in the process. A second runtime would bring a second set of threads, and the two sets
+would wait for each other.
 """
 
 from __future__ import annotations
