@@ -20,7 +20,7 @@ _FOREIGN = (CommandType.ImportData, CommandType.AddCustomizedTrialJob)
 _UNFINISHED = ("WAITING", "RUNNING", "ADD_RESUMED")
 
 
-class Roll:
+class RunningTrials:
     """The trials that were submitted, and what NNI told about them.
 
     NNI swaps the parameters of trials that start at the same time, so the end of a trial may be
@@ -52,8 +52,8 @@ class Roll:
             self._engine.unregister_model_event_callback(kind, self._events.put)
 
     @property
-    def trials(self) -> int:
-        """How many trials have not ended."""
+    def count(self) -> int:
+        """Number of trials that have not ended."""
         return len(self._open) - len(self._ended)
 
     def adopt(self, running: Iterable[Growth]) -> set[str]:
@@ -81,7 +81,7 @@ class Roll:
         """Tell whether another trial can start; the engine does not count those adopted."""
         if not self._engine.idle_worker_available():
             return False
-        return not self._adopted or self.trials < (engine_concurrency(self._engine) or 1)
+        return not self._adopted or self.count < (engine_concurrency(self._engine) or 1)
 
     def add(self, growth: Growth, model: Any) -> None:
         """Take note that a growth is submitted."""
@@ -101,7 +101,7 @@ class Roll:
         """Return those of the running growths that have no trial any more."""
         submitted = {growth for growth, _ in self._open}
         unresolved = [g for g in running if g in submitted and g.id not in self._reported]
-        missing = len(unresolved) - self.trials
+        missing = len(unresolved) - self.count
         # First those whose own trial is said to have ended.
         unresolved.sort(key=lambda growth: growth not in self._ended)
         lost = unresolved[: max(0, missing)]

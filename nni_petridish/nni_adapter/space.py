@@ -260,9 +260,9 @@ def growable_space(executable: Any, settled: Mapping[str, Any] | None = None) ->
         )
     args, kwargs = tuple(model.trace_args), dict(model.trace_kwargs)
     if not issubclass(found, GrowableModelSpace):
-        from nni_petridish.nni_adapter.user_spaces import ForeignSpace
+        from nni_petridish.nni_adapter.user_spaces import UserSpace
 
-        return ForeignSpace(found, args, kwargs, dict(settled or {}))
+        return UserSpace(found, args, kwargs, dict(settled or {}))
     if settled:
         raise ConfigError(
             f"settled is for spaces of NNI's cells and choices only, not for {found.__name__}."

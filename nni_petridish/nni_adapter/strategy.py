@@ -18,7 +18,7 @@ from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, SearchError
 from nni_petridish.gallery.search_gallery import open_gallery
 from nni_petridish.nni_adapter.engine import (
-    Roll,
+    RunningTrials,
     engine_concurrency,
     engine_machines,
     is_over,
@@ -175,7 +175,7 @@ class Petridish(Strategy):
         GrowthSettings(**self._variants)
         self._start = None if start is None else Path(start).expanduser().absolute()
         self._start_model = start_model
-        self._ready: _Ready | None = None
+        self._prepared: _PreparedSearch | None = None
         skip_foreign_commands()
         run_in_process_by_default()
 
@@ -234,60 +234,60 @@ class Petridish(Strategy):
     # How it runs.
 
     def _initialize(self, model_space: Any, engine: Any) -> Any:
-        self._ready = _Ready(self, model_space)
+        self._prepared = _PreparedSearch(self, model_space)
         return model_space
 
     def _run(self) -> None:
-        ready = self._prepared()
-        roll = Roll(self.engine)
+        prepared = self._prepared_search()
+        trials = RunningTrials(self.engine)
         try:
-            with Coordinator(ready.gallery, ready.settings, ready.chooser) as coordinator:
-                adopted = roll.adopt(coordinator.search.running())
+            with Coordinator(prepared.gallery, prepared.settings, prepared.chooser) as coordinator:
+                adopted = trials.adopt(coordinator.search.running())
                 for growth in coordinator.search.running():
                     if growth.id not in adopted:
                         coordinator.release(growth.id)
-                reason = self._search_on(coordinator, roll)
+                reason = self._search_on(coordinator, trials)
                 _log.info("The search is done: %s.", reason)
                 for id, why in coordinator.search.dropped().items():
                     _log.warning("%s was given up: %s", id, why)
                 if not coordinator.search.models():
                     raise SearchError(f"the search ended without a model: {reason}.")
         finally:
-            roll.close()
+            trials.close()
 
-    def _search_on(self, coordinator: Coordinator, roll: Roll) -> str:
+    def _search_on(self, coordinator: Coordinator, trials: RunningTrials) -> str:
         while True:
             for id in coordinator.sync():
                 _log.info("%s is in the gallery.", id)
-            for growth in roll.lost(coordinator.search.running()):
+            for growth in trials.lost(coordinator.search.running()):
                 _log.warning("%s failed: its trial ended without a result.", growth.id)
                 coordinator.fail(growth.id, "its trial ended without a result", growth.attempt)
             if not self.engine.budget_available():  # raises if NNI's manager is gone
-                if not roll.trials or is_over(self.engine):
+                if not trials.count or is_over(self.engine):
                     return "the experiment's budget is used up"
-            elif roll.has_room():
+            elif trials.has_room():
                 answer = coordinator.ask()
                 if isinstance(answer, Done):
                     return answer.reason
                 if isinstance(answer, Growth):
-                    self._submit(answer, roll)
+                    self._submit(answer, trials)
                     continue
-            roll.wait(_POLL_SECONDS)
+            trials.wait(_POLL_SECONDS)
 
-    def _submit(self, growth: Growth, roll: Roll) -> None:
-        ready = self._prepared()
-        model = self.model_space.freeze(ready.sample(growth.parent))
+    def _submit(self, growth: Growth, trials: RunningTrials) -> None:
+        prepared = self._prepared_search()
+        model = self.model_space.freeze(prepared.sample(growth.parent))
         model.evaluator = GrowthEvaluator(
             growth,
-            ready.space,
-            ready.evaluators,
+            prepared.space,
+            prepared.evaluators,
             str(self.folder),
-            ready.plan,
+            prepared.plan,
             self._metric,
             self._at_once(growth),
-            ready.start,
+            prepared.start,
         )
-        roll.add(growth, model)
+        trials.add(growth, model)
         try:
             self.engine.submit_models(model)
         except Exception as error:
@@ -300,35 +300,35 @@ class Petridish(Strategy):
         concurrency = engine_concurrency(self.engine)
         if concurrency is None:
             return None
-        seeds = self._prepared().settings.seeds
+        seeds = self._prepared_search().settings.seeds
         is_seed = growth.parent is None
         return per_machine(is_seed, seeds, concurrency, engine_machines(self.engine))
 
     def _nni_model(self, record: ModelRecord) -> Any:
-        ready = self._prepared()
+        prepared = self._prepared_search()
         weights = SerializableObject(
             trained_network,
             [],
-            {"space": ready.space, "gallery": str(self.folder), "id": record.id},
+            {"space": prepared.space, "gallery": str(self.folder), "id": record.id},
         )
         model = SimplifiedModelSpace(weights, {}, self.model_space.evaluator)
-        model.sample = ready.sample(record.id)
+        model.sample = prepared.sample(record.id)
         model.status = ModelStatus.Trained
         metrics = record.outcome.metrics
         model.metrics.final = metrics.get("metric", metrics.get("accuracy"))
         return model
 
     def _replayed(self) -> Search:
-        ready = self._prepared()
-        return Search.replay(ready.settings, ready.gallery.journal.read_all())
+        prepared = self._prepared_search()
+        return Search.replay(prepared.settings, prepared.gallery.journal.read_all())
 
-    def _prepared(self) -> _Ready:
-        if self._ready is None:
+    def _prepared_search(self) -> _PreparedSearch:
+        if self._prepared is None:
             raise SearchError("the strategy has no space yet: run its experiment first.")
-        return self._ready
+        return self._prepared
 
 
-class _Ready:
+class _PreparedSearch:
     """What a strategy knows once it has a space and an evaluator."""
 
     def __init__(self, strategy: Petridish, model_space: Any) -> None:

@@ -154,10 +154,10 @@ class _ModelSpace:
 
 
 def _user_space() -> Space:
-    from nni_petridish.nni_adapter.user_spaces.space import ForeignSpace
+    from nni_petridish.nni_adapter.user_spaces.space import UserSpace
     from tests.support.nni_spaces import Tabular
 
-    return ForeignSpace(Tabular, (5, 4))
+    return UserSpace(Tabular, (5, 4))
 
 
 def _randn(*shape: int) -> Tensor:

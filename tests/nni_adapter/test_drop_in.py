@@ -40,9 +40,9 @@ from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator
 from nni_petridish.nni_adapter.evaluators.task import EvaluatorTask, Metric
 from nni_petridish.nni_adapter.strategy import Petridish
 from nni_petridish.nni_adapter.switches import SwitchSpace
-from nni_petridish.nni_adapter.user_spaces import ForeignSpace
+from nni_petridish.nni_adapter.user_spaces import UserSpace
 from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
-from nni_petridish.nni_adapter.user_spaces.sites import Candidate, CellSite, Finished
+from nni_petridish.nni_adapter.user_spaces.sites import CellSite, NormalizedOp, ScaledOp
 from nni_petridish.running.growth import load_network
 from nni_petridish.search.records import Growth
 from nni_petridish.search.settings import GrowthSettings
@@ -87,7 +87,7 @@ def grow_to_the_limit(net: nn.Module, images: Tensor, i_max: int = 3) -> list[An
 @pytest.mark.parametrize("kind", [DARTS, NASNet, ENAS, AmoebaNet, PNAS])
 def test_cells_of_the_hub_grow_node_by_node_to_members_of_the_space(kind: Any) -> None:
     torch.manual_seed(0)
-    space, theirs = ForeignSpace(kind, (), SMALL), kind(**SMALL)
+    space, theirs = UserSpace(kind, (), SMALL), kind(**SMALL)
     net = space.build(space.seed())
     genotypes = grow_to_the_limit(net, IMAGES)
     assert len(genotypes) == theirs.num_nodes_per_cell
@@ -110,7 +110,7 @@ def test_cells_of_the_hub_grow_node_by_node_to_members_of_the_space(kind: Any) -
 
 
 def test_a_full_network_is_nnis_but_for_stand_ins_and_weights() -> None:
-    space = ForeignSpace(DARTS, (), SMALL)
+    space = UserSpace(DARTS, (), SMALL)
     net = space.build(space.seed())
     sample = space.sample(grow_to_the_limit(net, IMAGES)[-1])
     frozen = DARTS(**SMALL).freeze(sample)
@@ -118,7 +118,8 @@ def test_a_full_network_is_nnis_but_for_stand_ins_and_weights() -> None:
     for site, cell in zip(sites(net), cells, strict=True):
         assert isinstance(site, CellSite)
         cell.preprocessor.load_state_dict(site.preprocessor.state_dict())
-        for learner, place in zip(site.finished(), site.plan.places(site.chosen()), strict=True):
+        places = site.decision.places(site.chosen())
+        for learner, place in zip(site.finished(), places, strict=True):
             nn.init.ones_(learner.eta)
             nn.init.ones_(learner.merge.weight)
             for op, slot in zip(learner.ops, place.slots, strict=True):
@@ -138,7 +139,7 @@ class _Nothing(nn.Module):
 def test_depths_and_widths_to_choose_stay_at_their_first_value_or_at_start() -> None:
     kwargs = {"width": (4, 8), "num_cells": (3, 6), "dataset": "cifar"}
     for start, channels, cells in (({}, 4, 3), ({"width": 8, "depth": 6}, 8, 6)):
-        space = ForeignSpace(DARTS, (), kwargs, start)
+        space = UserSpace(DARTS, (), kwargs, start)
         net = space.build(space.seed())
         assert net(IMAGES).shape == (4, 10)
         assert net.classifier.in_features == 4 * 4 * channels
@@ -146,7 +147,7 @@ def test_depths_and_widths_to_choose_stay_at_their_first_value_or_at_start() -> 
 
 
 def test_attaching_changes_no_prediction_and_no_gradient_of_the_network() -> None:
-    space = ForeignSpace(DARTS, (), SMALL)
+    space = UserSpace(DARTS, (), SMALL)
     torch.manual_seed(1)
     net = space.build(space.seed())
     own = list(net.parameters())
@@ -171,12 +172,12 @@ def test_attaching_changes_no_prediction_and_no_gradient_of_the_network() -> Non
 
 def test_candidates_are_normalised_and_what_is_kept_is_the_raw_operation() -> None:
     torch.manual_seed(0)
-    candidate = Candidate(nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(inplace=True)))
+    candidate = NormalizedOp(nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(inplace=True)))
     for _ in range(200):
         value = candidate(7 * IMAGES)
     assert torch.allclose(value.mean(dim=(0, 2, 3)), torch.zeros(5), atol=1e-5)
     assert torch.allclose(value.var(dim=(0, 2, 3), correction=0), torch.ones(5), atol=1e-3)
-    finished = Finished(candidate)(7 * IMAGES)
+    finished = ScaledOp(candidate)(7 * IMAGES)
     raw = candidate.op(7 * IMAGES)
     assert torch.allclose(finished / finished.sum(), raw / raw.sum(), atol=1e-6)
     variance = finished.detach().var(dim=(0, 2, 3), correction=0).mean()
@@ -188,7 +189,7 @@ def test_candidates_are_normalised_and_what_is_kept_is_the_raw_operation() -> No
 
 def test_choices_outside_of_cells_are_made_a_few_at_a_time() -> None:
     torch.manual_seed(0)
-    space, theirs = ForeignSpace(spaces.Choices), spaces.Choices()
+    space, theirs = UserSpace(spaces.Choices), spaces.Choices()
     assert space.base == {
         "layer": "skip",
         "numbered": 0,  # no parameters, and the first of its kind
@@ -234,7 +235,7 @@ def test_choices_outside_of_cells_are_made_a_few_at_a_time() -> None:
 
 
 def test_rivals_start_alike_and_unused_layers_are_no_part_of_the_network() -> None:
-    space = ForeignSpace(spaces.Choices)
+    space = UserSpace(spaces.Choices)
     net = space.build(space.seed())
     frozen = spaces.Choices().freeze(space.base)
     assert sum(p.numel() for p in net.parameters()) == count_parameters(frozen)
@@ -244,7 +245,7 @@ def test_rivals_start_alike_and_unused_layers_are_no_part_of_the_network() -> No
 
 
 def test_cells_of_plain_modules_grow_too() -> None:
-    space = ForeignSpace(spaces.OwnCells, (3,), {}, {"width": 6})
+    space = UserSpace(spaces.OwnCells, (3,), {}, {"width": 6})
     net = space.build(space.seed())
     attach_candidates(net)
     assert len(alpha_tables(net)["cell"]) == 1  # one input, two ops, one of them the stand-in
@@ -259,7 +260,7 @@ def test_cells_of_plain_modules_grow_too() -> None:
 
 
 def test_choices_need_no_images() -> None:
-    space = ForeignSpace(spaces.Vectors)
+    space = UserSpace(spaces.Vectors)
     net = space.build(space.seed())
     (genotype,) = grow_to_the_limit(net, GREY)
     assert isinstance(space.sample(genotype)["layer"], int)
@@ -267,12 +268,12 @@ def test_choices_need_no_images() -> None:
 
 
 def test_what_start_names_is_settled_and_the_rest_grows() -> None:
-    simplest = ForeignSpace(DARTS, (), SMALL).base
+    simplest = UserSpace(DARTS, (), SMALL).base
     full = dict(simplest)
     with pytest.raises(ConfigError, match="nothing to grow in DARTS: it looks for a Cell, a Lay"):
-        ForeignSpace(DARTS, (), SMALL, full)
+        UserSpace(DARTS, (), SMALL, full)
     start = {"normal/op_2_0": "sep_conv_3x3", "normal/input_2_0": [0]}
-    space = ForeignSpace(DARTS, (), SMALL, start)
+    space = UserSpace(DARTS, (), SMALL, start)
     net = space.build(space.seed())
     genotypes = grow_to_the_limit(net, IMAGES)
     first, last = space.sample(genotypes[0]), space.sample(genotypes[-1])
@@ -281,7 +282,7 @@ def test_what_start_names_is_settled_and_the_rest_grows() -> None:
     assert len(genotypes[0].choices["reduce"][0]) == 2
     assert DARTS(**SMALL).contains(last)
     settled = {"layer": "conv1", "depth": 2}
-    assert not set(settled) & set(ForeignSpace(spaces.Choices, (), {}, settled).plans)
+    assert not set(settled) & set(UserSpace(spaces.Choices, (), {}, settled).decisions)
 
 
 @pytest.mark.parametrize(
@@ -294,12 +295,12 @@ def test_what_start_names_is_settled_and_the_rest_grows() -> None:
 )
 def test_a_wrong_start_is_told_in_one_line(start: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        ForeignSpace(DARTS, (), SMALL, start)
+        UserSpace(DARTS, (), SMALL, start)
     assert "\n" not in str(caught.value)
 
 
 def test_genotypes_of_other_spaces_are_refused() -> None:
-    space = ForeignSpace(DARTS, (), SMALL)
+    space = UserSpace(DARTS, (), SMALL)
     for choices in (
         {"other": [[["0", "skip_connect"]]]},
         {"normal": [[["0", "conv_9x9"]]]},
@@ -349,7 +350,7 @@ def test_a_users_experiment_grows_exports_and_retrains_with_one_line_changed(
     (sample,) = done.export_top_models(1, formatter="dict")
     (net,) = done.export_top_models(1, formatter="instance")
     best = min(strategy.models(), key=lambda model: (model.error, model.multiply_adds))
-    space = ForeignSpace(DARTS, (), SMALL)
+    space = UserSpace(DARTS, (), SMALL)
     genotype = Genotype.from_dict(Gallery(folder).load_documents(best.id)["genotype"])
     assert sample == space.sample(genotype)
     assert net.genotype == genotype
@@ -410,9 +411,7 @@ def test_a_space_with_nothing_to_grow_is_told_in_one_line(tmp_path: Path, start:
 
 
 def test_growths_in_foreign_spaces_travel_to_trials(tmp_path: Path) -> None:
-    space = ForeignSpace(
-        DARTS, (), SMALL, {"normal/op_2_0": "skip_connect", "normal/input_2_0": [0]}
-    )
+    space = UserSpace(DARTS, (), SMALL, {"normal/op_2_0": "skip_connect", "normal/input_2_0": [0]})
     gallery = Gallery.create(tmp_path / "gallery", {}, {})
     evaluators = dict.fromkeys(("seed", "weak", "final"), users.users_lightning(channels=3))
     for growth in (Growth("g00000", None, 1, 0.01, 2), Growth("g00001", "g00000", 2, 0.01, 2)):

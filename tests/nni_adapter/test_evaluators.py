@@ -23,7 +23,7 @@ from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.nni_adapter.evaluators.lengths import run_evaluator
 from nni_petridish.nni_adapter.metrics import Listener, listening
 from nni_petridish.nni_adapter.strategy import Petridish
-from nni_petridish.nni_adapter.user_spaces import ForeignSpace
+from nni_petridish.nni_adapter.user_spaces import UserSpace
 from search_spaces import VisionSpace
 from tests.support import nni_evaluators as users
 from tests.support import nni_spaces as spaces
@@ -120,7 +120,7 @@ def test_processes_that_would_each_search_are_refused_before_anything_is_trained
 
 
 def test_networks_of_nnis_cells_can_be_sent_to_other_processes() -> None:
-    space = ForeignSpace(DARTS, (), {"width": 4, "num_cells": 3, "dataset": "cifar"})
+    space = UserSpace(DARTS, (), {"width": 4, "num_cells": 3, "dataset": "cifar"})
     images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     net = space.build(space.seed())
     attach_candidates(net, l1=0.5)
@@ -173,7 +173,7 @@ def test_two_processes_train_what_one_does_on_twice_the_batch(strategy: str) -> 
 
     def trained(**options: Any) -> tuple[dict[str, torch.Tensor], list[Any], Any]:
         torch.manual_seed(0)
-        space = ForeignSpace(spaces.Tabular)
+        space = UserSpace(spaces.Tabular)
         net = space.build(space.seed())
         reports: list[Any] = []
         listener = Listener(reports.append)
@@ -200,7 +200,7 @@ class ReportThreads(Callback):
 def test_a_forked_process_computes_with_one_thread() -> None:
     """With more it waits for ever for OpenMP's, if this process has used them."""
     before, reports = torch.get_num_threads(), []
-    space = ForeignSpace(spaces.Tabular)
+    space = UserSpace(spaces.Tabular)
     try:
         torch.set_num_threads(2)
         with listening(Listener(reports.append)):

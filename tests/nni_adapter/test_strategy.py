@@ -30,7 +30,7 @@ from nni.tools.nnictl import config_utils
 from nni_petridish import Genotype
 from nni_petridish.errors import ConfigError, GalleryError, Interrupted, SearchError, TrainingError
 from nni_petridish.gallery.gallery import Gallery
-from nni_petridish.nni_adapter.engine import Roll, engine_concurrency, engine_machines
+from nni_petridish.nni_adapter.engine import RunningTrials, engine_concurrency, engine_machines
 from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator
 from nni_petridish.nni_adapter.evaluators.recipe import RecipeEvaluator
 from nni_petridish.nni_adapter.evaluators.task import EvaluatorTask, Metric
@@ -569,7 +569,7 @@ def test_the_space_is_found_in_what_nni_makes_of_it() -> None:
 # The strategy with NNI's manager.
 
 
-class Told(ExecutionEngine):
+class EngineWithoutWorkers(ExecutionEngine):
     """An engine without workers: events are dispatched by hand."""
 
     def list_trial_jobs(self) -> list[Any]:
@@ -581,55 +581,55 @@ class Told(ExecutionEngine):
 
 
 def test_the_end_of_a_trial_is_believed_only_as_far_as_the_count_goes() -> None:
-    engine = Told()
-    roll = Roll(engine)
+    engine = EngineWithoutWorkers()
+    trials = RunningTrials(engine)
     space = SimplifiedModelSpace.from_model(SPACE.model_space(), None)
     growths = [Growth(f"g0000{i}", None, i, 0.001, 3) for i in range(3)]
     models = [space.freeze({"normal": [], "reduce": []}) for _ in growths]
     for growth, model in zip(growths, models, strict=True):
-        roll.add(growth, model)
+        trials.add(growth, model)
 
     def ended(i: int) -> None:
         engine.dispatch_model_event(TrainingEndEvent(models[i], ModelStatus.Failed))
-        roll.wait(0)
+        trials.wait(0)
 
     a, b, c = growths
-    assert roll.lost([a, b, c]) == []
+    assert trials.lost([a, b, c]) == []
     # The model of a is saved and told to NNI, but NNI says that it was the trial of b that ended.
     engine.dispatch_model_event(FinalMetricEvent(models[0], {"default": 0.5, "growth": a.id}))
     ended(1)
-    assert roll.trials == 2
-    assert roll.lost([a, b, c]) == []  # the journal may not show a yet
-    assert roll.lost([b, c]) == []
+    assert trials.count == 2
+    assert trials.lost([a, b, c]) == []  # the journal may not show a yet
+    assert trials.lost([b, c]) == []
     # Another one ends, and there are two growths left with one trial.
     ended(2)
-    assert roll.lost([b, c]) in ([b], [c])
-    roll.close()
+    assert trials.lost([b, c]) in ([b], [c])
+    trials.close()
 
 
 def test_a_growth_that_was_given_back_is_not_lost_when_it_runs_again() -> None:
-    engine = Told()
+    engine = EngineWithoutWorkers()
     space = SimplifiedModelSpace.from_model(SPACE.model_space(), None)
     growth = Growth("g00000", None, 0, 0.001, 3)
     for told_before in (True, False):
-        roll = Roll(engine)
+        trials = RunningTrials(engine)
         first, second = (space.freeze({"normal": [], "reduce": []}) for _ in range(2))
         end = TrainingEndEvent(first, ModelStatus.Failed)
-        roll.add(growth, first)
+        trials.add(growth, first)
         if told_before:
             engine.dispatch_model_event(end)
-            roll.wait(0)
-        assert roll.lost([]) == []  # given back: nobody works on it
-        roll.add(growth, second)
+            trials.wait(0)
+        assert trials.lost([]) == []  # given back: nobody works on it
+        trials.add(growth, second)
         if not told_before:
             engine.dispatch_model_event(end)
-            roll.wait(0)
-        assert roll.lost([growth]) == []
-        assert roll.trials == 1
+            trials.wait(0)
+        assert trials.lost([growth]) == []
+        assert trials.count == 1
         engine.dispatch_model_event(TrainingEndEvent(second, ModelStatus.Failed))
-        roll.wait(0)
-        assert roll.lost([growth]) == [growth]
-        roll.close()
+        trials.wait(0)
+        assert trials.lost([growth]) == [growth]
+        trials.close()
 
 
 def free_port() -> int:

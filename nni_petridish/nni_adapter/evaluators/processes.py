@@ -57,7 +57,7 @@ def reports_from_all(trainer: Any) -> Iterator[None]:
             " say: it cannot start processes that train."
         )
     with tempfile.TemporaryDirectory(prefix="petridish-") as folder:
-        trainer.callbacks.append(_Relay(folder))
+        trainer.callbacks.append(_ReportToFile(folder))
         try:
             yield
         except ProcessException as error:
@@ -76,8 +76,8 @@ class _Report(NamedTuple):
     value: Any
 
 
-class _Relay(Callback):
-    """In each process of a training: let reports go to a file."""
+class _ReportToFile(Callback):
+    """Lightning callback that writes the reports of each process to a file of its own."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

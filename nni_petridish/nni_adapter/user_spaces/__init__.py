@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nni_petridish.nni_adapter.user_spaces.space import ForeignSpace
+from nni_petridish.nni_adapter.user_spaces.space import UserSpace
 
-__all__ = ["ForeignSpace"]
+__all__ = ["UserSpace"]

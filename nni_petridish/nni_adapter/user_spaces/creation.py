@@ -16,12 +16,12 @@ from typing import Any
 from torch import nn
 
 from nni_petridish.errors import GrowthError
-from nni_petridish.nni_adapter.user_spaces.plans import (
-    CellPlan,
-    DepthPlan,
-    InputPlan,
-    LayerPlan,
-    Plan,
+from nni_petridish.nni_adapter.user_spaces.decisions import (
+    CellDecision,
+    Decision,
+    DepthDecision,
+    InputDecision,
+    LayerDecision,
     Sample,
 )
 from nni_petridish.nni_adapter.user_spaces.reading import can_add_inputs, depth_choice
@@ -36,17 +36,17 @@ with warnings.catch_warnings():
     from nni.nas.nn.pytorch.choice import ChosenInputs
     from nni.nas.space import model_context
 
-Plans = Mapping[str, Plan]
+Decisions = Mapping[str, Decision]
 
 
-def build_growable(make: Callable[[], nn.Module], plans: Plans, base: Sample) -> nn.Module:
-    """Make a network whose cells and choices, as far as they have plans, are sites.
+def build_growable(make: Callable[[], nn.Module], decisions: Decisions, base: Sample) -> nn.Module:
+    """Make a network whose cells and choices, as far as they have decisions, are sites.
 
     Parameters
     ----------
     make
         Makes the user's model space.
-    plans
+    decisions
         What may grow, by label.
     base
         The sample of the network.
@@ -59,7 +59,7 @@ def build_growable(make: Callable[[], nn.Module], plans: Plans, base: Sample) ->
     }
     with ExitStack() as stack:
         for kind, create in ours.items():
-            stack.enter_context(_creating(kind, functools.partial(create, plans)))
+            stack.enter_context(_creating(kind, functools.partial(create, decisions)))
         stack.enter_context(model_context(base))
         return make()
 
@@ -81,16 +81,16 @@ def _creating(kind: Any, create: Callable[..., Any]) -> Iterator[None]:
             kind.create_fixed_module = own
 
 
-def _cell(plans: Plans, cls: Any, sample: Sample, *args: Any, **kwargs: Any) -> nn.Module:
+def _cell(decisions: Decisions, cls: Any, sample: Sample, *args: Any, **kwargs: Any) -> nn.Module:
     cell = nn.Module.__new__(cls)
     cell.__init__(*args, **kwargs)
-    plan = plans.get(cell.label)
-    if not isinstance(plan, CellPlan):
+    decision = decisions.get(cell.label)
+    if not isinstance(decision, CellDecision):
         return cell
     bound = inspect.signature(cls.__init__).bind(cell, *args, **kwargs)
     candidates = bound.arguments["op_candidates"]
 
-    return CellSite(plan, cell, _CellOps(candidates, sample))
+    return CellSite(decision, cell, _CellOps(candidates, sample))
 
 
 class _CellOps:
@@ -121,7 +121,7 @@ class _CellOps:
 
 
 def _layer(
-    plans: Plans,
+    decisions: Decisions,
     cls: Any,
     sample: Sample,
     candidates: Any,
@@ -132,14 +132,14 @@ def _layer(
     names, modules = cls._init_names(candidates)
     choice = cls._inner_choice(names, weights, label)
     layers = {str(name): module for name, module in zip(names, modules, strict=True)}
-    plan = plans.get(choice.label)
-    if isinstance(plan, LayerPlan):
-        return LayerSite(plan, layers)
+    decision = decisions.get(choice.label)
+    if isinstance(decision, LayerDecision):
+        return LayerSite(decision, layers)
     return layers[str(choice.freeze(sample))]
 
 
 def _input(
-    plans: Plans,
+    decisions: Decisions,
     cls: Any,
     sample: Sample,
     n_candidates: int,
@@ -151,20 +151,26 @@ def _input(
     **kwargs: Any,
 ) -> nn.Module:
     choice = cls._inner_choice(n_candidates, n_chosen, weights, label)
-    plan = plans.get(choice.label)
-    if isinstance(plan, InputPlan) and can_add_inputs(n_chosen, reduction):
-        return InputSite(plan, as_list=reduction == "none")
+    decision = decisions.get(choice.label)
+    if isinstance(decision, InputDecision) and can_add_inputs(n_chosen, reduction):
+        return InputSite(decision, as_list=reduction == "none")
     return ChosenInputs(choice.freeze(sample), reduction=reduction)
 
 
 def _repeat(
-    plans: Plans, cls: Any, sample: Sample, blocks: Any, depth: Any, *, label: str | None = None
+    decisions: Decisions,
+    cls: Any,
+    sample: Sample,
+    blocks: Any,
+    depth: Any,
+    *,
+    label: str | None = None,
 ) -> nn.Module:
     depth = cls._canonicalize_depth(depth, label)
     choice = depth_choice(depth)
-    plan = plans.get(choice.label) if choice is not None else None
-    if isinstance(plan, DepthPlan):
-        deepest = max(plan.stand_in, *plan.depths, 0)
-        return DepthSite(plan, cls._replicate_and_instantiate(blocks, deepest))
+    decision = decisions.get(choice.label) if choice is not None else None
+    if isinstance(decision, DepthDecision):
+        deepest = max(decision.stand_in, *decision.depths, 0)
+        return DepthSite(decision, cls._replicate_and_instantiate(blocks, deepest))
     frozen = depth.freeze(sample) if isinstance(depth, Mutable) else depth
     return nn.Sequential(*cls._replicate_and_instantiate(blocks, frozen))

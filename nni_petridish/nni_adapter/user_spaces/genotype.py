@@ -14,7 +14,7 @@ from nni_petridish.errors import GenotypeError
 class ChoiceGenotype(LearnersGenotype):
     """An architecture of a space made of NNI's cells and choices.
 
-    The space itself says what the labels are; see `ForeignSpace`, which also makes NNI's sample of
+    The space itself says what the labels are; see `UserSpace`, which also makes NNI's sample of
     a genotype.
 
     Parameters

@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.nni_adapter.user_spaces.plans import (
-    CellPlan,
-    DepthPlan,
-    InputPlan,
-    LayerPlan,
-    Plan,
+from nni_petridish.nni_adapter.user_spaces.decisions import (
+    CellDecision,
+    Decision,
+    DepthDecision,
+    InputDecision,
+    LayerDecision,
     Sample,
 )
 
@@ -31,23 +31,25 @@ LOOKED_FOR = (
 _SUMS = ("sum", "mean")
 
 
-def read_plans(space: ModelSpace, settled: Mapping[str, Any]) -> dict[str, Plan]:
+def read_decisions(space: ModelSpace, settled: Mapping[str, Any]) -> dict[str, Decision]:
     """Return what may grow, by label; what is ``settled`` may not."""
-    plans: dict[str, Plan] = {}
+    decisions: dict[str, Decision] = {}
     for module in _choices(space):
-        plan = _plan(module, settled)
-        if plan is not None:
-            plans.setdefault(plan.label, plan)
-    if not any(plan.eligible(()) for plan in plans.values()):
+        decision = _decision(module, settled)
+        if decision is not None:
+            decisions.setdefault(decision.label, decision)
+    if not any(decision.eligible(()) for decision in decisions.values()):
         labels = ", ".join(space.simplify()) or "none"
         raise ConfigError(
             f"Petridish found nothing to grow in {type(space).__name__}: it looks for {LOOKED_FOR}"
             f" that is not settled; the labels of the space are: {labels}."
         )
-    return plans
+    return decisions
 
 
-def read_base(space: ModelSpace, plans: Mapping[str, Plan], settled: Mapping[str, Any]) -> Sample:
+def read_base(
+    space: ModelSpace, decisions: Mapping[str, Decision], settled: Mapping[str, Any]
+) -> Sample:
     """Return the sample that growth starts from: what is settled, and else the simplest.
 
     Choices that cannot grow, such as widths, get NNI's default, their first value.
@@ -59,8 +61,8 @@ def read_base(space: ModelSpace, plans: Mapping[str, Plan], settled: Mapping[str
                 f"settled must have labels of the space, {', '.join(mutables)}, but got {label!r}."
             )
     base: Sample = dict(settled)
-    for plan in plans.values():
-        for label, value in _stand_ins(plan).items():
+    for decision in decisions.values():
+        for label, value in _stand_ins(decision).items():
             base.setdefault(label, value)
     try:
         for mutable in mutables.values():
@@ -99,33 +101,33 @@ def _choices(module: nn.Module) -> Iterator[nn.Module]:
             yield from _choices(child)
 
 
-def _plan(module: nn.Module, settled: Mapping[str, Any]) -> Plan | None:
+def _decision(module: nn.Module, settled: Mapping[str, Any]) -> Decision | None:
     if isinstance(module, Cell):
         # Numbers are the names of operations that come from NNI's old, deprecated way to give them.
         is_old = any(isinstance(name, int) for name in module.ops[0][0].names)
-        return None if is_old else _cell_plan(module, settled)
+        return None if is_old else _cell_decision(module, settled)
     if module.label in settled:
         return None
     if isinstance(module, LayerChoice) and same_creation(type(module), LayerChoice):
         candidates = {str(name): module[name] for name in module.names}
         simplest = _simplest(candidates)
         names = {str(name): name for name in module.names}
-        return LayerPlan(module.label, tuple(module.names), names[simplest])
+        return LayerDecision(module.label, tuple(module.names), names[simplest])
     if (
         isinstance(module, InputChoice)
         and same_creation(type(module), InputChoice)
         and can_add_inputs(module.n_chosen, module.reduction)
     ):
-        return InputPlan(module.label, module.n_candidates, module.n_chosen is None, 0)
+        return InputDecision(module.label, module.n_candidates, module.n_chosen is None, 0)
     if isinstance(module, Repeat) and same_creation(type(module), Repeat):
         depth = depth_choice(module.depth_choice)
         if depth is not None:
             first, *others = sorted(depth.values)
-            return DepthPlan(depth.label, tuple(others), first)
+            return DepthDecision(depth.label, tuple(others), first)
     return None
 
 
-def _cell_plan(cell: Any, settled: Mapping[str, Any]) -> CellPlan:
+def _cell_decision(cell: Any, settled: Mapping[str, Any]) -> CellDecision:
     labels = tuple(
         tuple((op.label, chosen.label) for op, chosen in zip(ops, inputs, strict=True))
         for ops, inputs in zip(cell.ops, cell.inputs, strict=True)
@@ -141,7 +143,7 @@ def _cell_plan(cell: Any, settled: Mapping[str, Any]) -> CellPlan:
     # comes first: it is the output of the cell before.
     inputs, simplest = cell.num_predecessors, _simplest(candidates)
     stand_ins = tuple((str(inputs - 1 - i % inputs), simplest) for i in range(len(labels)))
-    return CellPlan(cell.label, inputs, tuple(candidates), slots, labels, stand_ins)
+    return CellDecision(cell.label, inputs, tuple(candidates), slots, labels, stand_ins)
 
 
 def _simplest(candidates: Mapping[str, nn.Module]) -> str:
@@ -154,14 +156,18 @@ def _simplest(candidates: Mapping[str, nn.Module]) -> str:
     return min(candidates, key=cost)
 
 
-def _stand_ins(plan: Plan) -> Sample:
-    if isinstance(plan, CellPlan):
+def _stand_ins(decision: Decision) -> Sample:
+    if isinstance(decision, CellDecision):
         result: Sample = {}
         for (source, op), labels, slots in zip(
-            plan.stand_ins, plan.labels, plan.slots, strict=True
+            decision.stand_ins, decision.labels, decision.slots, strict=True
         ):
             for op_label, input_label in (labels[k] for k in slots):
                 result |= {op_label: op, input_label: [int(source)]}
         return result
-    assert isinstance(plan, LayerPlan | InputPlan | DepthPlan)
-    return {plan.label: [plan.stand_in] if isinstance(plan, InputPlan) else plan.stand_in}
+    assert isinstance(decision, LayerDecision | InputDecision | DepthDecision)
+    return {
+        decision.label: [decision.stand_in]
+        if isinstance(decision, InputDecision)
+        else decision.stand_in
+    }

@@ -1,6 +1,6 @@
 """NNI's cells and choices as sites x_k.
 
-The value of a site is that of its stand-ins plus Σ η h; what the candidates are is in its plan.
+The value of a site is that of its stand-ins plus Σ η h; what the candidates are is in its decision.
 
 A candidate is normalised while it learns, by the moments of the batch alone, so that |α| compares.
 Since sf hides its value, these moments matter in training only. Once it is selected the norm goes,
@@ -23,20 +23,20 @@ from nni_petridish.core.genotype import Learner, Shortcut
 from nni_petridish.core.site import Site
 from nni_petridish.core.weak_learner import WeakLearner
 from nni_petridish.errors import GrowthError
-from nni_petridish.nni_adapter.user_spaces.plans import (
+from nni_petridish.nni_adapter.user_spaces.decisions import (
     IDENTITY,
     INPUT,
-    CellPlan,
-    DepthPlan,
-    InputPlan,
-    LayerPlan,
-    Plan,
+    CellDecision,
+    Decision,
+    DepthDecision,
+    InputDecision,
+    LayerDecision,
 )
 
 _MOMENTUM = 0.1
 
 
-class Candidate(nn.Module):
+class NormalizedOp(nn.Module):
     """An operation with zero mean and unit variance in every channel (dimension 1).
 
     Parameters
@@ -67,12 +67,12 @@ class Candidate(nn.Module):
         self.variance.lerp_(u.float().var(others, correction=0).mean(), _MOMENTUM)
 
 
-class Finished(nn.Module):
+class ScaledOp(nn.Module):
     """What stays of a candidate: the operation, scaled by its last known standard deviation."""
 
     scale: Tensor
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(self, candidate: NormalizedOp) -> None:
         super().__init__()
         self.op = candidate.op
         self.register_buffer("scale", (candidate.variance + 1e-5).rsqrt())
@@ -83,12 +83,12 @@ class Finished(nn.Module):
         return result
 
 
-class ForeignSite(Site):
-    """A site that follows a plan.
+class UserSite(Site):
+    """A site that follows a decision.
 
     Parameters
     ----------
-    plan
+    decision
         How it may grow.
     sources, op_names
         As `Site` has them.
@@ -96,10 +96,10 @@ class ForeignSite(Site):
 
     place: Tensor
 
-    def __init__(self, plan: Plan, sources: Sequence[str], op_names: Sequence[str]) -> None:
-        super().__init__(plan.label, sources, op_names)
-        self.plan = plan
-        self.pool = plan.pool
+    def __init__(self, decision: Decision, sources: Sequence[str], op_names: Sequence[str]) -> None:
+        super().__init__(decision.label, sources, op_names)
+        self.decision = decision
+        self.pool = decision.pool
         # Knows the device and the precision of a site without parameters.
         self.register_buffer("place", torch.empty(0), persistent=False)
 
@@ -112,12 +112,12 @@ class ForeignSite(Site):
         return [learner for learner in self.learners if isinstance(learner, WeakLearner)]
 
     def eligible_shortcuts(self) -> list[Shortcut]:
-        """Return the candidates that the plan has left."""
-        return self.plan.eligible(self.chosen())
+        """Return the candidates that the decision has left."""
+        return self.decision.eligible(self.chosen())
 
     def room(self) -> int:
         """Return how many shortcuts the next weak learner may have."""
-        return self.plan.room(self.chosen())
+        return self.decision.room(self.chosen())
 
     @abstractmethod
     def make_raw_op(self, source: str, op: str) -> nn.Module:
@@ -125,32 +125,32 @@ class ForeignSite(Site):
 
     def make_op(self, source: str, op: str) -> nn.Module:
         """Make a candidate."""
-        return Candidate(self.make_raw_op(source, op))
+        return NormalizedOp(self.make_raw_op(source, op))
 
     def finish_op(self, op: nn.Module) -> nn.Module:
         """Return the operation without its norm."""
-        assert isinstance(op, Candidate)
-        return Finished(op)
+        assert isinstance(op, NormalizedOp)
+        return ScaledOp(op)
 
 
-class LayerSite(ForeignSite):
+class LayerSite(UserSite):
     """A layer to choose; until then the stand-in alone.
 
     Parameters
     ----------
-    plan
+    decision
         The choice.
     layers
         All layers, by name.
     """
 
-    plan: LayerPlan
+    decision: LayerDecision
 
-    def __init__(self, plan: LayerPlan, layers: Mapping[str, nn.Module]) -> None:
-        super().__init__(plan, [INPUT], [str(name) for name in plan.names])
-        self.stand_in = layers[str(plan.stand_in)]
+    def __init__(self, decision: LayerDecision, layers: Mapping[str, nn.Module]) -> None:
+        super().__init__(decision, [INPUT], [str(name) for name in decision.names])
+        self.stand_in = layers[str(decision.stand_in)]
         # In a plain dict: layers that are not chosen are no part of the network.
-        self.layers = {name: m for name, m in layers.items() if name != str(plan.stand_in)}
+        self.layers = {name: m for name, m in layers.items() if name != str(decision.stand_in)}
 
     def make_raw_op(self, source: str, op: str) -> nn.Module:
         """Return a copy of the layer."""
@@ -167,21 +167,21 @@ class LayerSite(ForeignSite):
         return self.boost(self.stand_in(x), {INPUT: x})
 
 
-class InputSite(ForeignSite):
+class InputSite(UserSite):
     """Inputs to choose; at first the stand-in alone.
 
     Parameters
     ----------
-    plan
+    decision
         The choice.
     as_list
         Whether the user wants a list, NNI's reduction ``"none"``.
     """
 
-    plan: InputPlan
+    decision: InputDecision
 
-    def __init__(self, plan: InputPlan, as_list: bool) -> None:
-        super().__init__(plan, [str(i) for i in range(plan.inputs)], [IDENTITY])
+    def __init__(self, decision: InputDecision, as_list: bool) -> None:
+        super().__init__(decision, [str(i) for i in range(decision.inputs)], [IDENTITY])
         self.as_list = as_list
 
     def make_raw_op(self, source: str, op: str) -> nn.Module:
@@ -191,28 +191,28 @@ class InputSite(ForeignSite):
     def forward(self, inputs: Sequence[Tensor]) -> Tensor | list[Tensor]:
         """Return the sum of the inputs that are taken."""
         named = {str(i): value for i, value in enumerate(inputs)}
-        x_k = self.boost(named[str(self.plan.stand_in)], named)
+        x_k = self.boost(named[str(self.decision.stand_in)], named)
         return [x_k] if self.as_list else x_k
 
 
-class DepthSite(ForeignSite):
+class DepthSite(UserSite):
     """Blocks in a row; each growth adds blocks at the end.
 
     Parameters
     ----------
-    plan
+    decision
         The choice.
     blocks
         As many as the largest depth needs.
     """
 
-    plan: DepthPlan
+    decision: DepthDecision
 
-    def __init__(self, plan: DepthPlan, blocks: Sequence[nn.Module]) -> None:
-        super().__init__(plan, [INPUT], [str(depth) for depth in plan.depths])
-        self.stand_in = nn.Sequential(*blocks[: plan.stand_in])
+    def __init__(self, decision: DepthDecision, blocks: Sequence[nn.Module]) -> None:
+        super().__init__(decision, [INPUT], [str(depth) for depth in decision.depths])
+        self.stand_in = nn.Sequential(*blocks[: decision.stand_in])
         # A submodule until `settle`, so that what may grow in the blocks is found.
-        self.further: Any = nn.ModuleList(blocks[plan.stand_in :])
+        self.further: Any = nn.ModuleList(blocks[decision.stand_in :])
 
     def settle(self) -> None:
         """Keep the blocks that are not used yet out of the network."""
@@ -223,8 +223,8 @@ class DepthSite(ForeignSite):
 
     def make_raw_op(self, source: str, op: str) -> nn.Module:
         """Return the blocks from the depth reached so far to the given one."""
-        reached = [self.plan.stand_in, *(int(op) for ((_, op),) in self.chosen())][-1]
-        begin, end = reached - self.plan.stand_in, int(op) - self.plan.stand_in
+        reached = [self.decision.stand_in, *(int(op) for ((_, op),) in self.chosen())][-1]
+        begin, end = reached - self.decision.stand_in, int(op) - self.decision.stand_in
         return nn.Sequential(*copy.deepcopy(list(self.further)[begin:end]))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -235,12 +235,12 @@ class DepthSite(ForeignSite):
         return x if self.weak_learner is None else self.weak_learner(x, {INPUT: x})
 
 
-class CellSite(ForeignSite):
+class CellSite(UserSite):
     """A cell of NNI: weak learners are operators of its nodes.
 
     Parameters
     ----------
-    plan
+    decision
         The cells of this label.
     cell
         NNI's cell of the member that growth starts from.
@@ -248,17 +248,17 @@ class CellSite(ForeignSite):
         Makes NNI's operation for ``(node, operator, input, name)``, numbered as NNI does.
     """
 
-    plan: CellPlan
+    decision: CellDecision
 
-    def __init__(self, plan: CellPlan, cell: Any, make: Any) -> None:
-        super().__init__(plan, [str(i) for i in range(plan.predecessors)], plan.ops)
+    def __init__(self, decision: CellDecision, cell: Any, make: Any) -> None:
+        super().__init__(decision, [str(i) for i in range(decision.predecessors)], decision.ops)
         self.preprocessor, self.postprocessor = cell.preprocessor, cell.postprocessor
         self.output_node_indices = list(cell.output_node_indices)
         self.concat_dim = cell.concat_dim
         self._make = make
         self.stand_ins = nn.ModuleList()
         self.stand_in_inputs: list[list[int]] = []
-        for ops, inputs, slots in zip(cell.ops, cell.inputs, plan.slots, strict=True):
+        for ops, inputs, slots in zip(cell.ops, cell.inputs, decision.slots, strict=True):
             # What settled gives, else one stand-in: two of the same would only double the scale.
             given = [k for k in range(len(ops)) if k not in slots] or [0]
             self.stand_ins.append(nn.ModuleList(without_inplace(ops[k]) for k in given))
@@ -266,8 +266,8 @@ class CellSite(ForeignSite):
 
     def make_raw_op(self, source: str, op: str) -> nn.Module:
         """Let NNI's factory make the operation."""
-        place = self.plan.next_place(self.chosen())
-        node = self.plan.predecessors + place.node
+        place = self.decision.next_place(self.chosen())
+        node = self.decision.predecessors + place.node
         made: nn.Module = self._make(node, place.slots[0], int(source), op)
         return made
 
@@ -275,8 +275,8 @@ class CellSite(ForeignSite):
         """Compute the nodes one by one, as NNI's cell does."""
         given = list(inputs[0]) if isinstance(inputs[0], list | tuple) else list(inputs)
         states: list[Tensor] = list(self.preprocessor(given))
-        places = self.plan.places(self.chosen())
-        growing = self.plan.next_place(self.chosen()).node
+        places = self.decision.places(self.chosen())
+        growing = self.decision.next_place(self.chosen()).node
         for node in range(len(self.stand_ins)):
             x_k = self._stand_in(node, states)
             named = {str(i): state for i, state in enumerate(states)}

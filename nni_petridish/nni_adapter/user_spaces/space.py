@@ -15,24 +15,24 @@ from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.grow import lay_out, sites
 from nni_petridish.errors import GenotypeError, TrainingError
 from nni_petridish.nni_adapter.user_spaces.creation import build_growable, model_context
+from nni_petridish.nni_adapter.user_spaces.decisions import Decision, Sample
 from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
-from nni_petridish.nni_adapter.user_spaces.plans import Plan, Sample
-from nni_petridish.nni_adapter.user_spaces.reading import read_base, read_plans
-from nni_petridish.nni_adapter.user_spaces.sites import DepthSite, ForeignSite
+from nni_petridish.nni_adapter.user_spaces.reading import read_base, read_decisions
+from nni_petridish.nni_adapter.user_spaces.sites import DepthSite, UserSite
 from nni_petridish.search.records import plain
 
 _SEEN = "input_seen"
 _DIMENSIONS = 8
 
 
-class _Read(NamedTuple):
-    plans: dict[str, Plan]
+class _Parsed(NamedTuple):
+    decisions: dict[str, Decision]
     base: Sample
     choices: dict[str, str]
 
 
 @dataclass(frozen=True)
-class ForeignSpace:
+class UserSpace:
     """A user's model space, read for what can grow in it.
 
     Parameters
@@ -58,7 +58,7 @@ class ForeignSpace:
     name = "nni"
 
     def __post_init__(self) -> None:
-        _ = self._read
+        _ = self._parsed
 
     def __reduce__(self) -> Any:
         return _unread, (self.symbol, self.args, self.kwargs, self.settled)
@@ -67,22 +67,22 @@ class ForeignSpace:
         return hash(self.symbol)
 
     @functools.cached_property
-    def _read(self) -> _Read:
+    def _parsed(self) -> _Parsed:
         # The space as NNI makes it, with everything open, is only needed to be read.
         space = self._make()
-        plans = read_plans(space, self.settled)
+        decisions = read_decisions(space, self.settled)
         choices = {label: repr(mutable) for label, mutable in space.simplify().items()}
-        return _Read(plans, read_base(space, plans, self.settled), choices)
+        return _Parsed(decisions, read_base(space, decisions, self.settled), choices)
 
     @property
-    def plans(self) -> dict[str, Plan]:
+    def decisions(self) -> dict[str, Decision]:
         """What may grow, by label."""
-        return self._read.plans
+        return self._parsed.decisions
 
     @property
     def base(self) -> Sample:
         """The sample of the member that growth starts from."""
-        return self._read.base
+        return self._parsed.base
 
     def seed(self) -> ChoiceGenotype:
         """Return the architecture in which nothing has grown."""
@@ -91,10 +91,10 @@ class ForeignSpace:
     def build(self, genotype: Genotype) -> nn.Module:
         """Build a network that can grow, with fresh weights; it is of the user's own class."""
         own = self.check(genotype)
-        net = build_growable(self._make, self.plans, self.base)
+        net = build_growable(self._make, self.decisions, self.base)
         done: set[int] = set()
         # A layer that was chosen may bring cells and choices of its own.
-        while new := [s for s in sites(net) if isinstance(s, ForeignSite) and id(s) not in done]:
+        while new := [s for s in sites(net) if isinstance(s, UserSite) and id(s) not in done]:
             for site in new:
                 done.add(id(site))
                 for learner in own.learners(site.key):
@@ -112,21 +112,21 @@ class ForeignSpace:
         """Return the genotype if it fits this space, else raise `GenotypeError`."""
         own = ChoiceGenotype.require(genotype)
         for label, learners in own.choices.items():
-            if label not in self.plans:
-                known = ", ".join(self.plans)
+            if label not in self.decisions:
+                known = ", ".join(self.decisions)
                 raise GenotypeError(f"choices: must be among {known} but got {label!r}.")
-            plan = self.plans[label]
+            decision = self.decisions[label]
             for i, learner in enumerate(learners):
                 before = learners[:i]
-                foreign = set(learner) - set(plan.eligible(before))
-                if foreign or len(learner) > plan.room(before):
+                foreign = set(learner) - set(decision.eligible(before))
+                if foreign or len(learner) > decision.room(before):
                     raise GenotypeError(f"choices.{label}[{i}]: {learner!r} is not of the space.")
         return own
 
     def sample(self, genotype: Genotype) -> Sample:
         """Return NNI's sample of an architecture; the user's space can be frozen with it."""
         own = self.check(genotype)
-        grown = [plan.sample(own.learners(label)) for label, plan in self.plans.items()]
+        grown = [decision.sample(own.learners(label)) for label, decision in self.decisions.items()]
         return functools.reduce(lambda a, b: a | b, grown, dict(self.base))
 
     def frozen(self, genotype: Genotype) -> nn.Module:
@@ -153,7 +153,7 @@ class ForeignSpace:
         """Return what makes this space this one, as plain data."""
         return {
             "class": f"{self.symbol.__module__}.{self.symbol.__qualname__}",
-            "choices": self._read.choices,
+            "choices": self._parsed.choices,
             "settled": plain(dict(self.settled)),
         }
 
@@ -161,9 +161,9 @@ class ForeignSpace:
         return self.symbol(*self.args, **self.kwargs)
 
 
-def _unread(symbol: Any, args: Any, kwargs: Any, settled: Any) -> ForeignSpace:
+def _unread(symbol: Any, args: Any, kwargs: Any, settled: Any) -> UserSpace:
     """Return a space that is read when that is needed: NNI loads parameters that nobody uses."""
-    space = object.__new__(ForeignSpace)
+    space = object.__new__(UserSpace)
     space.__dict__.update(symbol=symbol, args=args, kwargs=kwargs, settled=settled)
     return space
 

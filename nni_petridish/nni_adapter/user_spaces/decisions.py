@@ -1,7 +1,7 @@
-"""What may grow in a space of NNI, as plain data: its cells, and its choices outside of cells.
+"""Decisions of a space of NNI that can grow, as plain data: cells, and choices outside of cells.
 
-A plan says for a list of finished weak learners which candidates are left, and how they are written
-in NNI's sample. What is not chosen yet stands at its simplest value, its stand-in, so that every
+Given the finished weak learners, a decision returns the candidates that are left and the values in
+NNI's sample. A choice that has not been made has its simplest value, the stand-in, so that every
 list of weak learners is a member of the space.
 """
 
@@ -14,18 +14,18 @@ from typing import Any, Protocol
 from nni_petridish.core.genotype import Learner, Shortcut
 from nni_petridish.errors import GenotypeError
 
-#: The one input of a layer or of repeated blocks.
+#: The only input of a layer or of repeated blocks.
 INPUT = "x"
-#: What is done to an input that is chosen.
+#: The operation on a chosen input.
 IDENTITY = "identity"
-#: Choices outside of cells compete with each other: a growth makes I_max of them.
+#: The pool of choices outside of cells, which compete: a growth makes I_max of them.
 CHOICES = "choices"
 
 Sample = dict[str, Any]
 
 
-class Plan(Protocol):
-    """How one label of a space may grow."""
+class Decision(Protocol):
+    """The growth of one label of a space."""
 
     @property
     def label(self) -> str:
@@ -34,7 +34,7 @@ class Plan(Protocol):
 
     @property
     def pool(self) -> str | None:
-        """Which other tables it competes with; None for none."""
+        """Name shared by the α tables that compete with each other; None if there are none."""
         ...
 
     def eligible(self, learners: Sequence[Learner]) -> list[Shortcut]:
@@ -42,40 +42,40 @@ class Plan(Protocol):
         ...
 
     def room(self, learners: Sequence[Learner]) -> int:
-        """Return how many shortcuts the next weak learner may have."""
+        """Return the largest number of shortcuts of the next weak learner."""
         ...
 
     def sample(self, learners: Sequence[Learner]) -> Sample:
-        """Return NNI's way to say what has grown."""
+        """Return the entries of NNI's sample for what has grown."""
         ...
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weak learner of a cell is: its node, and which of the node's operators it takes."""
+    """Place of a weak learner in a cell: its node, and the operators of the node that it takes."""
 
     node: int
     slots: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class CellPlan:
-    """The cells of one label: a growth fills operators of the first node that has some left.
+class CellDecision:
+    """Cells that share a label: a growth fills operators of the first node with free ones.
 
     Parameters
     ----------
     label
-        Of the cells.
+        Label of the cells.
     predecessors
-        How many inputs a cell has; they are numbered from 0, and the nodes after them.
+        Number of inputs of a cell. Inputs are numbered from 0, and nodes after them.
     ops
         Names of the operations.
     slots
-        For each node its operators that may be chosen, by their numbers.
+        The numbers of the operators that can be chosen, for each node.
     labels
-        For each node and operator, NNI's labels of its operation and of its input.
+        NNI's labels of the operation and of the input, for each node and operator.
     stand_ins
-        For each node, source and operation of what is not chosen yet.
+        Source and operation of operators that are not chosen yet, for each node.
     """
 
     label: str
@@ -88,7 +88,7 @@ class CellPlan:
     pool = None
 
     def places(self, learners: Sequence[Learner]) -> list[Place]:
-        """Return where each weak learner is."""
+        """Return the place of each weak learner."""
         result, node, taken = [], 0, 0
         for learner in learners:
             while node < len(self.slots) and taken == len(self.slots[node]):
@@ -101,7 +101,7 @@ class CellPlan:
         return result
 
     def next_place(self, learners: Sequence[Learner]) -> Place:
-        """Return the first node with operators to choose; node number ``len(slots)`` if none is."""
+        """Return the first node with free operators; node number ``len(slots)`` if none has any."""
         places = self.places(learners)
         node = places[-1].node if places else 0
         taken = sum(len(place.slots) for place in places if place.node == node)
@@ -110,7 +110,7 @@ class CellPlan:
         return Place(node, self.slots[node][taken:] if node < len(self.slots) else ())
 
     def eligible(self, learners: Sequence[Learner]) -> list[Shortcut]:
-        """Return every (cell input or earlier node, operation) but the stand-in."""
+        """Return every (cell input or earlier node, operation) except the stand-in."""
         place = self.next_place(learners)
         if not place.slots:
             return []
@@ -119,11 +119,11 @@ class CellPlan:
         return [pair for pair in pairs if pair != self.stand_ins[place.node]]
 
     def room(self, learners: Sequence[Learner]) -> int:
-        """Return how many operators of the next node may be chosen."""
+        """Return the number of free operators of the next node."""
         return len(self.next_place(learners).slots)
 
     def sample(self, learners: Sequence[Learner]) -> Sample:
-        """Return operation and input of every operator that was chosen."""
+        """Return operation and input of every chosen operator."""
         result: Sample = {}
         for learner, place in zip(learners, self.places(learners), strict=True):
             for (source, op), slot in zip(learner, place.slots, strict=True):
@@ -133,17 +133,17 @@ class CellPlan:
 
 
 @dataclass(frozen=True)
-class LayerPlan:
-    """A layer to choose, once.
+class LayerDecision:
+    """A layer, chosen once.
 
     Parameters
     ----------
     label
-        Of the choice.
+        Label of the choice.
     names
-        NNI's names of the layers, strings or numbers.
+        Names that NNI gives the layers, strings or numbers.
     stand_in
-        The layer that is there until one is chosen.
+        The layer in use until one is chosen.
     """
 
     label: str
@@ -153,7 +153,7 @@ class LayerPlan:
     pool = CHOICES
 
     def eligible(self, learners: Sequence[Learner]) -> list[Shortcut]:
-        """Return all layers but the stand-in."""
+        """Return all layers except the stand-in."""
         if learners:
             return []
         return [(INPUT, str(name)) for name in self.names if name != self.stand_in]
@@ -163,25 +163,25 @@ class LayerPlan:
         return 0 if learners else 1
 
     def sample(self, learners: Sequence[Learner]) -> Sample:
-        """Return the layer that was chosen."""
+        """Return the chosen layer."""
         names = {str(name): name for name in self.names}
         return {self.label: names[learners[0][0][1]]} if learners else {}
 
 
 @dataclass(frozen=True)
-class InputPlan:
-    """Inputs to choose: one, once, or one after the other until all are taken.
+class InputDecision:
+    """Inputs: one, chosen once, or several, added one by one.
 
     Parameters
     ----------
     label
-        Of the choice.
+        Label of the choice.
     inputs
-        How many there are.
+        Number of inputs.
     many
-        Whether any number of them may be taken.
+        Whether any number of inputs can be taken.
     stand_in
-        The input that is there from the beginning.
+        The input in use from the start.
     """
 
     label: str
@@ -192,18 +192,18 @@ class InputPlan:
     pool = CHOICES
 
     def eligible(self, learners: Sequence[Learner]) -> list[Shortcut]:
-        """Return the inputs that were not taken yet."""
+        """Return the inputs that are not taken yet."""
         if learners and not self.many:
             return []
         taken = {str(self.stand_in), *(source for ((source, _),) in learners)}
         return [(str(i), IDENTITY) for i in range(self.inputs) if str(i) not in taken]
 
     def room(self, learners: Sequence[Learner]) -> int:
-        """Return 1 as long as there are inputs to take."""
+        """Return 1 while there are inputs to take."""
         return min(1, len(self.eligible(learners)))
 
     def sample(self, learners: Sequence[Learner]) -> Sample:
-        """Return the inputs that were taken."""
+        """Return the inputs that are taken."""
         if not learners:
             return {}
         taken = [int(source) for ((source, _),) in learners]
@@ -211,15 +211,15 @@ class InputPlan:
 
 
 @dataclass(frozen=True)
-class DepthPlan:
-    """Blocks that repeat: a growth goes on to the next depth.
+class DepthDecision:
+    """The depth of repeated blocks: a growth moves to the next one.
 
     Parameters
     ----------
     label
-        Of the choice.
+        Label of the choice.
     depths
-        The depths that may be chosen beyond the first, ascending.
+        The depths beyond the first, ascending.
     stand_in
         The first depth.
     """
@@ -239,5 +239,5 @@ class DepthPlan:
         return len(self.eligible(learners))
 
     def sample(self, learners: Sequence[Learner]) -> Sample:
-        """Return the depth that was reached."""
+        """Return the depth reached so far."""
         return {self.label: int(learners[-1][0][1])} if learners else {}
