@@ -242,7 +242,7 @@ def model_space(space: Space, max_learners: int = 3, max_shortcuts: int = 3) -> 
     return GrowableModelSpace(space, max_learners=max_learners, max_shortcuts=max_shortcuts)
 
 
-def growable_space(executable: Any, settled: Mapping[str, Any] | None = None) -> Space:
+def growable_space(executable: Any, fixed: Mapping[str, Any] | None = None) -> Space:
     """Return the space inside what NNI hands to a strategy: ours, or one of NNI's own making.
 
     Raises
@@ -262,10 +262,10 @@ def growable_space(executable: Any, settled: Mapping[str, Any] | None = None) ->
     if not issubclass(found, GrowableModelSpace):
         from nni_petridish.nni_adapter.user_spaces import UserSpace
 
-        return UserSpace(found, args, kwargs, dict(settled or {}))
-    if settled:
+        return UserSpace(found, args, kwargs, dict(fixed or {}))
+    if fixed:
         raise ConfigError(
-            f"settled is for spaces of NNI's cells and choices only, not for {found.__name__}."
+            f"fixed is for spaces of NNI's cells and choices only, not for {found.__name__}."
         )
     space: Space = kwargs.get("space") or args[0]
     return space

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -91,9 +92,11 @@ class Petridish(Strategy):
     start, start_model
         For our own spaces: a gallery or an exported file, and the id of a model in it (by default
         the most accurate), to start from in place of the seed. See ``docs/guide/models.md``.
-    settled
+    fixed
         For spaces of NNI's cells and choices: a sample, or a part of one, that does not grow. The
-        rest starts as simple as it can be. See ``docs/guide/drop-in.md``.
+        rest starts from its simplest values. See ``docs/guide/drop-in.md``.
+    settled
+        The former name of `fixed`.
 
     Examples
     --------
@@ -137,6 +140,7 @@ class Petridish(Strategy):
         chooser: Chooser | None = None,
         start: str | os.PathLike[str] | None = None,
         start_model: str | None = None,
+        fixed: Mapping[str, Any] | None = None,
         settled: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -164,9 +168,14 @@ class Petridish(Strategy):
         self._own_evaluators = {phase: given[f"{phase}_evaluator"] for phase in PHASES}
         self._metric = Metric(metric, optimize, error)
         self._chooser = chooser
-        self._settled = settled
-        if settled is not None and not isinstance(settled, Mapping):
-            raise ConfigError(f"settled must be labels and their values but got {settled!r}.")
+        if settled is not None:
+            if fixed is not None:
+                raise ConfigError("settled must not be given with fixed, its new name.")
+            warnings.warn("settled is called fixed now.", DeprecationWarning, stacklevel=2)
+            fixed = settled
+        self._fixed = fixed
+        if fixed is not None and not isinstance(fixed, Mapping):
+            raise ConfigError(f"fixed must be labels and their values but got {fixed!r}.")
         # All that can be wrong is told here, before the experiment starts anything.
         SearchSettings(**search, limits=self._limits)
         for phase, epochs in self._epochs.items():
@@ -332,7 +341,7 @@ class _PreparedSearch:
     """What a strategy knows once it has a space and an evaluator."""
 
     def __init__(self, strategy: Petridish, model_space: Any) -> None:
-        self.space = growable_space(model_space, strategy._settled)
+        self.space = growable_space(model_space, strategy._fixed)
         search, ranges = _with_defaults(strategy, self.space)
         self.evaluators = {
             phase: model_space.evaluator if evaluator is None else evaluator
@@ -395,5 +404,5 @@ def _check_foreign(strategy: Petridish) -> None:
     if strategy._start is not None:
         raise ConfigError(
             "start must not be given for spaces of NNI's cells and choices, which start from what"
-            f" settled says, but got {str(strategy._start)!r}."
+            f" fixed says, but got {str(strategy._start)!r}."
         )

@@ -281,16 +281,16 @@ def test_what_start_names_is_settled_and_the_rest_grows() -> None:
     assert len(genotypes[0].choices["normal"][0]) == 1, "one operator of the node was left"
     assert len(genotypes[0].choices["reduce"][0]) == 2
     assert DARTS(**SMALL).contains(last)
-    settled = {"layer": "conv1", "depth": 2}
-    assert not set(settled) & set(UserSpace(spaces.Choices, (), {}, settled).decisions)
+    fixed = {"layer": "conv1", "depth": 2}
+    assert not set(fixed) & set(UserSpace(spaces.Choices, (), {}, fixed).decisions)
 
 
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ({"normal/op_9_0": "x"}, "settled must have labels of the space.*got 'normal/op_9_0'"),
-        ({"normal/op_2_0": "sep_conv_3x3"}, "settled must have both or none of 'normal/op_2_0'"),
-        ({"normal/op_2_0": "x", "normal/input_2_0": [0]}, "settled must be of the space DARTS"),
+        ({"normal/op_9_0": "x"}, "fixed must have labels of the space.*got 'normal/op_9_0'"),
+        ({"normal/op_2_0": "sep_conv_3x3"}, "fixed must have both or none of 'normal/op_2_0'"),
+        ({"normal/op_2_0": "x", "normal/input_2_0": [0]}, "fixed must be of the space DARTS"),
     ],
 )
 def test_a_wrong_start_is_told_in_one_line(start: dict[str, Any], message: str) -> None:
@@ -390,9 +390,30 @@ def test_a_search_ends_at_the_limits_of_the_space_and_can_be_continued(
     assert [model.parent for model in models] == [None] + ["g00000"] * 3, "children are full"
     assert [model.outcome.metrics.get("full", False) for model in models] == [False] + [True] * 3
     assert all(spaces.Vectors().contains(s) for s in done.export_top_models(4, formatter="dict"))
-    other = Petridish(tmp_path / "gallery", settled={"layer": 0}, **SHORT)
+    other = Petridish(tmp_path / "gallery", fixed={"layer": 0}, **SHORT)
     with pytest.raises(ConfigError, match="nothing to grow in Vectors"):
         start(spaces.Vectors(), evaluator, other)
+
+
+def test_the_old_name_of_fixed_works_and_its_galleries_are_continued(
+    tmp_path: Path, start: Any
+) -> None:
+    evaluator = FunctionalEvaluator(users.train_by_hand)
+    choices = {"layer": "conv1", "depth": 2}
+    with pytest.warns(DeprecationWarning, match="settled is called fixed now") as told:
+        old = Petridish(tmp_path / "gallery", max_models=1, settled=choices, **SHORT)
+    assert told[0].filename == __file__, "the warning names the line that has to change"
+    start(spaces.Choices(), evaluator, old)
+    # Galleries keep the key that earlier versions wrote.
+    kept = json.loads((tmp_path / "gallery" / "gallery.json").read_text())
+    assert kept["space"]["settled"] == choices
+    new = Petridish(tmp_path / "gallery", max_models=2, fixed=choices, **SHORT)
+    done = start(spaces.Choices(), evaluator, new)
+    assert [model.parent for model in new.models()] == [None, "g00000"]
+    for sample in done.export_top_models(2, formatter="dict"):
+        assert sample.items() >= choices.items()
+    with pytest.raises(ConfigError, match="settled must not be given with fixed"):
+        Petridish(tmp_path / "gallery", fixed=choices, settled=choices)
 
 
 def test_a_space_with_nothing_to_grow_is_told_in_one_line(tmp_path: Path, start: Any) -> None:
@@ -402,7 +423,7 @@ def test_a_space_with_nothing_to_grow_is_told_in_one_line(tmp_path: Path, start:
     assert str(caught.value) == (
         "Petridish found nothing to grow in OnlyWidths: it looks for a Cell, a LayerChoice, an"
         " InputChoice of one or of any number of inputs, or a Repeat of variable depth"
-        " (nni.nas.nn.pytorch) that is not settled; the labels of the space are: width."
+        " (nni.nas.nn.pytorch) that is not fixed; the labels of the space are: width."
     )
     assert not (tmp_path / "gallery").exists()
     strategy = Petridish(tmp_path / "gallery", weak_learning="joint")

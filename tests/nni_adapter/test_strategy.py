@@ -538,8 +538,8 @@ def test_spaces_and_evaluators_that_do_not_fit_are_refused(tmp_path: Path, start
     recurrent = RecurrentSpace(vocabulary=4, embedding=4).model_space()
     with pytest.raises(ConfigError, match="i_max must be 1 but got 3: a recurrent cell"):
         start(petridish(i_max=3), by_hand(), space=recurrent)
-    with pytest.raises(ConfigError, match="settled is for spaces of NNI's cells and choices only"):
-        start(petridish(settled={"normal": []}), by_hand())
+    with pytest.raises(ConfigError, match="fixed is for spaces of NNI's cells and choices only"):
+        start(petridish(fixed={"normal": []}), by_hand())
     with pytest.raises(ConfigError, match="seed_epochs can be set for"):
         start(petridish(seed_epochs=2), FunctionalEvaluator(users.train_once))
     choice = FunctionalEvaluator(users.train_by_hand, lr=nni.choice("lr", [0.1, 0.2]))

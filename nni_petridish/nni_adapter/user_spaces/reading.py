@@ -31,36 +31,36 @@ LOOKED_FOR = (
 _SUMS = ("sum", "mean")
 
 
-def read_decisions(space: ModelSpace, settled: Mapping[str, Any]) -> dict[str, Decision]:
-    """Return what may grow, by label; what is ``settled`` may not."""
+def read_decisions(space: ModelSpace, fixed: Mapping[str, Any]) -> dict[str, Decision]:
+    """Return the decisions that can grow, by label: all except those in ``fixed``."""
     decisions: dict[str, Decision] = {}
     for module in _choices(space):
-        decision = _decision(module, settled)
+        decision = _decision(module, fixed)
         if decision is not None:
             decisions.setdefault(decision.label, decision)
     if not any(decision.eligible(()) for decision in decisions.values()):
         labels = ", ".join(space.simplify()) or "none"
         raise ConfigError(
             f"Petridish found nothing to grow in {type(space).__name__}: it looks for {LOOKED_FOR}"
-            f" that is not settled; the labels of the space are: {labels}."
+            f" that is not fixed; the labels of the space are: {labels}."
         )
     return decisions
 
 
 def read_base(
-    space: ModelSpace, decisions: Mapping[str, Decision], settled: Mapping[str, Any]
+    space: ModelSpace, decisions: Mapping[str, Decision], fixed: Mapping[str, Any]
 ) -> Sample:
-    """Return the sample that growth starts from: what is settled, and else the simplest.
+    """Return the sample that growth starts from: what is fixed, and the simplest for the rest.
 
     Choices that cannot grow, such as widths, get NNI's default, their first value.
     """
     mutables = space.simplify()
-    for label in settled:
+    for label in fixed:
         if label not in mutables:
             raise ConfigError(
-                f"settled must have labels of the space, {', '.join(mutables)}, but got {label!r}."
+                f"fixed must have labels of the space, {', '.join(mutables)}, but got {label!r}."
             )
-    base: Sample = dict(settled)
+    base: Sample = dict(fixed)
     for decision in decisions.values():
         for label, value in _stand_ins(decision).items():
             base.setdefault(label, value)
@@ -70,9 +70,7 @@ def read_base(
         space.validate(base)
     except SampleValidationError as problem:
         reason = " ".join(str(problem).split())
-        raise ConfigError(
-            f"settled must be of the space {type(space).__name__}: {reason}."
-        ) from None
+        raise ConfigError(f"fixed must be of the space {type(space).__name__}: {reason}.") from None
     return {label: base[label] for label in mutables}
 
 
@@ -101,12 +99,12 @@ def _choices(module: nn.Module) -> Iterator[nn.Module]:
             yield from _choices(child)
 
 
-def _decision(module: nn.Module, settled: Mapping[str, Any]) -> Decision | None:
+def _decision(module: nn.Module, fixed: Mapping[str, Any]) -> Decision | None:
     if isinstance(module, Cell):
         # Numbers are the names of operations that come from NNI's old, deprecated way to give them.
         is_old = any(isinstance(name, int) for name in module.ops[0][0].names)
-        return None if is_old else _cell_decision(module, settled)
-    if module.label in settled:
+        return None if is_old else _cell_decision(module, fixed)
+    if module.label in fixed:
         return None
     if isinstance(module, LayerChoice) and same_creation(type(module), LayerChoice):
         candidates = {str(name): module[name] for name in module.names}
@@ -127,16 +125,16 @@ def _decision(module: nn.Module, settled: Mapping[str, Any]) -> Decision | None:
     return None
 
 
-def _cell_decision(cell: Any, settled: Mapping[str, Any]) -> CellDecision:
+def _cell_decision(cell: Any, fixed: Mapping[str, Any]) -> CellDecision:
     labels = tuple(
         tuple((op.label, chosen.label) for op, chosen in zip(ops, inputs, strict=True))
         for ops, inputs in zip(cell.ops, cell.inputs, strict=True)
     )
     for pair in (pair for node in labels for pair in node):
-        if len([label for label in pair if label in settled]) == 1:
-            raise ConfigError(f"settled must have both or none of {pair[0]!r} and {pair[1]!r}.")
+        if len([label for label in pair if label in fixed]) == 1:
+            raise ConfigError(f"fixed must have both or none of {pair[0]!r} and {pair[1]!r}.")
     slots = tuple(
-        tuple(k for k, (label, _) in enumerate(node) if label not in settled) for node in labels
+        tuple(k for k, (label, _) in enumerate(node) if label not in fixed) for node in labels
     )
     candidates = {str(name): cell.ops[0][0][name] for name in cell.ops[0][0].names}
     # The nodes take turns, so that every input is used, and what prepares it is trained. The last

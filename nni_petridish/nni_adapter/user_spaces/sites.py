@@ -161,7 +161,7 @@ class LayerSite(UserSite):
         if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
             raise GrowthError(
                 f"a LayerChoice must have one tensor as its input but {self.key!r} got"
-                f" {len(inputs) + len(options)} arguments; name it in settled to leave it as it is."
+                f" {len(inputs) + len(options)} arguments; name it in fixed to leave it as it is."
             )
         (x,) = inputs
         return self.boost(self.stand_in(x), {INPUT: x})
@@ -211,11 +211,11 @@ class DepthSite(UserSite):
     def __init__(self, decision: DepthDecision, blocks: Sequence[nn.Module]) -> None:
         super().__init__(decision, [INPUT], [str(depth) for depth in decision.depths])
         self.stand_in = nn.Sequential(*blocks[: decision.stand_in])
-        # A submodule until `settle`, so that what may grow in the blocks is found.
+        # A submodule until `hide_unused_blocks`, so that the sites in the blocks are found.
         self.further: Any = nn.ModuleList(blocks[decision.stand_in :])
 
-    def settle(self) -> None:
-        """Keep the blocks that are not used yet out of the network."""
+    def hide_unused_blocks(self) -> None:
+        """Take the blocks that are not used yet out of the module tree."""
         if isinstance(self.further, nn.ModuleList):
             blocks = list(self.further)
             del self.further
@@ -259,7 +259,7 @@ class CellSite(UserSite):
         self.stand_ins = nn.ModuleList()
         self.stand_in_inputs: list[list[int]] = []
         for ops, inputs, slots in zip(cell.ops, cell.inputs, decision.slots, strict=True):
-            # What settled gives, else one stand-in: two of the same would only double the scale.
+            # The fixed operators, else one stand-in: two of the same would only double the scale.
             given = [k for k in range(len(ops)) if k not in slots] or [0]
             self.stand_ins.append(nn.ModuleList(without_inplace(ops[k]) for k in given))
             self.stand_in_inputs.append([inputs[k].chosen[0] for k in given])

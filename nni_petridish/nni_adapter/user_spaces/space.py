@@ -41,19 +41,19 @@ class UserSpace:
         The class of the model space.
     args, kwargs
         Its arguments.
-    settled
-        What is settled from the beginning: labels of the space and their values.
+    fixed
+        Labels of the space and their values, which do not grow.
 
     Raises
     ------
     ConfigError
-        If nothing in the space can grow, or ``settled`` is not of the space.
+        If nothing in the space can grow, or ``fixed`` is not part of a sample of it.
     """
 
     symbol: Any
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    settled: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     name = "nni"
 
@@ -61,7 +61,7 @@ class UserSpace:
         _ = self._parsed
 
     def __reduce__(self) -> Any:
-        return _unread, (self.symbol, self.args, self.kwargs, self.settled)
+        return _unread, (self.symbol, self.args, self.kwargs, self.fixed)
 
     def __hash__(self) -> int:
         return hash(self.symbol)
@@ -70,9 +70,9 @@ class UserSpace:
     def _parsed(self) -> _Parsed:
         # The space as NNI makes it, with everything open, is only needed to be read.
         space = self._make()
-        decisions = read_decisions(space, self.settled)
+        decisions = read_decisions(space, self.fixed)
         choices = {label: repr(mutable) for label, mutable in space.simplify().items()}
-        return _Parsed(decisions, read_base(space, decisions, self.settled), choices)
+        return _Parsed(decisions, read_base(space, decisions, self.fixed), choices)
 
     @property
     def decisions(self) -> dict[str, Decision]:
@@ -101,7 +101,7 @@ class UserSpace:
                     site.add_learner(learner, "weighted_sum")
         for module in list(net.modules()):
             if isinstance(module, DepthSite):
-                module.settle()
+                module.hide_unused_blocks()
         lay_out(net)  # as whatever grows will be
         net.register_buffer(_SEEN, torch.zeros(_DIMENSIONS, dtype=torch.int64))
         net.register_forward_pre_hook(_look_at_input)
@@ -154,17 +154,17 @@ class UserSpace:
         return {
             "class": f"{self.symbol.__module__}.{self.symbol.__qualname__}",
             "choices": self._parsed.choices,
-            "settled": plain(dict(self.settled)),
+            "settled": plain(dict(self.fixed)),  # the key that galleries have always had
         }
 
     def _make(self) -> Any:
         return self.symbol(*self.args, **self.kwargs)
 
 
-def _unread(symbol: Any, args: Any, kwargs: Any, settled: Any) -> UserSpace:
+def _unread(symbol: Any, args: Any, kwargs: Any, fixed: Any) -> UserSpace:
     """Return a space that is read when that is needed: NNI loads parameters that nobody uses."""
     space = object.__new__(UserSpace)
-    space.__dict__.update(symbol=symbol, args=args, kwargs=kwargs, settled=settled)
+    space.__dict__.update(symbol=symbol, args=args, kwargs=kwargs, fixed=fixed)
     return space
 
 
