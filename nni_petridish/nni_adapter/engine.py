@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 from collections.abc import Iterable
 from typing import Any
 
-from nni.nas.execution import SequentialExecutionEngine
-from nni.nas.execution.event import FinalMetricEvent, ModelEvent, ModelEventType, TrainingEndEvent
-from nni.nas.experiment import NasExperimentConfig
-from nni.runtime.tuner_command_channel import CommandType, TunerCommandChannel
-
+from nni_petridish.nni_adapter.compat.nas import (
+    FinalMetricEvent,
+    ModelEvent,
+    ModelEventType,
+    SequentialExecutionEngine,
+    TrainingEndEvent,
+)
 from nni_petridish.search.records import Growth
 
-_log = logging.getLogger("nni.petridish")  # NNI prints and keeps what is logged below its name
-_FOREIGN = (CommandType.ImportData, CommandType.AddCustomizedTrialJob)
 # NNI's manager runs trials of these states again when an experiment is resumed.
 _UNFINISHED = ("WAITING", "RUNNING", "ADD_RESUMED")
 
@@ -167,43 +166,3 @@ def is_over(engine: Any) -> bool:
     if is_sequential(engine):
         return True
     return bool(engine.nodejs_binding.get_status() != "NO_MORE_TRIAL")
-
-
-def run_in_process_by_default() -> None:
-    """Let experiments without a configuration run our strategy in this process.
-
-    NNI does so for its one-shot strategies. Who changes the strategy alone keeps an evaluator that
-    was never meant to be sent to another process.
-    """
-    default = NasExperimentConfig.default
-    if getattr(default, "knows_petridish", False):
-        return
-
-    def ours(cls: Any, model_space: Any, evaluator: Any, strategy: Any) -> Any:
-        if getattr(strategy, "in_process_by_default", False):
-            return cls(execution_engine="sequential", model_format="simplified")
-        return default(model_space, evaluator, strategy)
-
-    ours.knows_petridish = True  # type: ignore[attr-defined]
-    NasExperimentConfig.default = classmethod(ours)
-
-
-def skip_foreign_commands() -> None:
-    """Keep the engine's listener alive when an experiment is resumed.
-
-    NNI's manager then sends commands that are meant for tuners, and the listener of the NAS engine
-    dies of them: no trial would ever start. They are skipped.
-    """
-    receive = TunerCommandChannel._receive
-    if getattr(receive, "skips_foreign_commands", False):
-        return
-
-    def patient_receive(channel: Any) -> Any:
-        while True:
-            command, content = receive(channel)
-            if command not in _FOREIGN:
-                return command, content
-            _log.debug("Skipped %s, which is not for strategies.", command)
-
-    patient_receive.skips_foreign_commands = True  # type: ignore[attr-defined]
-    TunerCommandChannel._receive = patient_receive

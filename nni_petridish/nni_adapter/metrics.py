@@ -8,20 +8,17 @@ NNI with the phase they belong to, and the trial's only final result is the grow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import nni
-import nni.trial
 from nni.runtime.env_vars import trial_env_vars
 from nni.runtime.trial_command_channel import (
     TrialCommandChannel,
     get_default_trial_command_channel,
-    set_default_trial_command_channel,
 )
 
 from nni_petridish.errors import TrainingError
+from nni_petridish.nni_adapter.compat.patches import trial_parameters
 
 
 def to_record(value: Any, metric: str = "default") -> dict[str, float]:
@@ -65,7 +62,7 @@ class Listener(TrialCommandChannel):
 
     def receive_parameter(self) -> Any:
         """Return the parameters of the trial; a stand-in outside of NNI."""
-        return nni.trial._params or {"parameter_id": 0, "parameters": {}}
+        return trial_parameters() or {"parameter_id": 0, "parameters": {}}
 
     def send_metric(
         self, type: str, parameter_id: Any, trial_job_id: str, sequence: int, value: Any
@@ -77,20 +74,6 @@ class Listener(TrialCommandChannel):
         if not self._is_final:
             self.last = value
         self._on_intermediate(value)
-
-
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Let whatever is reported meanwhile go to the listener."""
-    channel, parameters = get_default_trial_command_channel(), nni.trial._params
-    set_default_trial_command_channel(listener)
-    try:
-        if parameters is None:  # evaluators report only if there is a trial
-            nni.get_next_parameter()
-        yield
-    finally:
-        set_default_trial_command_channel(channel)
-        nni.trial._params = parameters
 
 
 class Reporter:
@@ -110,7 +93,7 @@ class Reporter:
         self._send("FINAL", value, 0)
 
     def _send(self, type: str, value: Mapping[str, Any], sequence: int) -> None:
-        parameters = nni.trial._params
+        parameters = trial_parameters()
         self._channel.send_metric(
             type=type,
             parameter_id=parameters["parameter_id"] if parameters else None,

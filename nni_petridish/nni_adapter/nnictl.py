@@ -24,6 +24,7 @@ from typing import Any
 from nni_petridish.errors import PetridishError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.journal import Journal
+from nni_petridish.nni_adapter.compat.loopback import on_loopback_only
 from nni_petridish.running.config import SearchConfig, read_experiment
 from nni_petridish.search.search import Search
 
@@ -32,8 +33,6 @@ START_TRIES = 3
 ANSWER_SECONDS = 20
 SILENCE_SECONDS = 600
 """A machine that is very busy, or asleep, lets a manager be silent for long: it is not gone."""
-LOOPBACK = Path(__file__).with_name("loopback.cjs")
-"""Keeps NNI's manager, which has no login, off the network."""
 
 
 class NniError(PetridishError):
@@ -168,12 +167,9 @@ def nnictl(*arguments: str, loopback: bool = False) -> str:
     if program is None:
         raise NniError(f"nnictl is not installed beside {sys.executable}: pip install nni==3.0.")
     environment = {**os.environ, "PATH": path}
-    if loopback:
-        before = environment.get("NODE_OPTIONS", "")
-        environment["NODE_OPTIONS"] = f'{before} --require "{LOOPBACK}"'.strip()
     done = subprocess.run(
         [program, *arguments],
-        env=environment,
+        env=on_loopback_only(environment) if loopback else environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from nni.mutable import LabeledMutable, SampleMissingError, SampleValidationError
 from torch import nn
 
 from nni_petridish.core.genotype import Genotype, Learner, Shortcut
 from nni_petridish.core.grow import sites
 from nni_petridish.core.weak_learner import WeakLearner
 from nni_petridish.errors import ConfigError, GenotypeError, PetridishError
+from nni_petridish.nni_adapter.compat.nas import ModelSpace
 from nni_petridish.search.settings import check_number
-
-with warnings.catch_warnings():
-    # NNI 3.0 warns about layers of torch that are newer than itself.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch")
-    from nni.mutable import LabeledMutable, SampleMissingError, SampleValidationError
-    from nni.nas.nn.pytorch import ModelSpace
 
 __all__ = ["GrowableModelSpace", "LearnersChoice", "Space", "growable_space", "model_space"]
 

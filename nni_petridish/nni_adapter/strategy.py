@@ -15,17 +15,22 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from nni.common.serializer import SerializableObject
+
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, SearchError
 from nni_petridish.gallery.search_gallery import open_gallery
+from nni_petridish.nni_adapter.compat.nas import ModelStatus, SimplifiedModelSpace, Strategy
+from nni_petridish.nni_adapter.compat.patches import (
+    run_in_process_by_default,
+    skip_commands_for_tuners,
+)
 from nni_petridish.nni_adapter.engine import (
     RunningTrials,
     engine_concurrency,
     engine_machines,
     is_over,
     is_sequential,
-    run_in_process_by_default,
-    skip_foreign_commands,
 )
 from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator, trained_network
 from nni_petridish.nni_adapter.evaluators.lengths import check_evaluator, own_epochs
@@ -42,11 +47,6 @@ from nni_petridish.search.records import Done, Growth, ModelRecord
 from nni_petridish.search.search import Chooser, Search
 from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings, check_number
 from nni_petridish.tasks.task import PHASES
-
-# After ours, which know how to import NNI's NAS without its warnings.
-from nni.common.serializer import SerializableObject  # isort: skip
-from nni.nas.space import ModelStatus, SimplifiedModelSpace  # isort: skip
-from nni.nas.strategy import Strategy  # isort: skip
 
 __all__ = ["Petridish"]
 
@@ -108,8 +108,6 @@ class Petridish(Strategy):
         experiment.run()
         experiment.export_top_models(formatter="instance")  # trained networks
     """
-
-    in_process_by_default = True
 
     def __init__(
         self,
@@ -185,8 +183,8 @@ class Petridish(Strategy):
         self._start = None if start is None else Path(start).expanduser().absolute()
         self._start_model = start_model
         self._prepared: _PreparedSearch | None = None
-        skip_foreign_commands()
-        run_in_process_by_default()
+        skip_commands_for_tuners()
+        run_in_process_by_default(Petridish)
 
     def extra_repr(self) -> str:
         """Show the gallery and λ, I_max as they were given."""

@@ -15,12 +15,9 @@ from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Learner, Shortcut, learner_name
 from nni_petridish.errors import ConfigError
-from nni_petridish.nni_adapter.space import ModelSpace
+from nni_petridish.nni_adapter.compat.nas import LayerChoice, ModelSpace
 from search_spaces import VisionSpace
 from search_spaces.vision.genotype import VisionGenotype
-
-# After ours, which know how to import NNI's NAS without its warnings.
-from nni.nas.nn.pytorch import LayerChoice  # isort: skip
 
 __all__ = ["SwitchSpace"]
 

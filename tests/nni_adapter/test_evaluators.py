@@ -20,8 +20,9 @@ from torch import nn
 from nni_petridish.core.grow import attach_candidates, finalize_candidates
 from nni_petridish.errors import ConfigError, GrowthError, TrainingError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.nni_adapter.compat.patches import trial_channel
 from nni_petridish.nni_adapter.evaluators.lengths import run_evaluator
-from nni_petridish.nni_adapter.metrics import Listener, listening
+from nni_petridish.nni_adapter.metrics import Listener
 from nni_petridish.nni_adapter.strategy import Petridish
 from nni_petridish.nni_adapter.user_spaces import UserSpace
 from search_spaces import VisionSpace
@@ -178,7 +179,7 @@ def test_two_processes_train_what_one_does_on_twice_the_batch(strategy: str) -> 
         reports: list[Any] = []
         listener = Listener(reports.append)
         evaluator = users.diabetes(**options, batch_size=300 // options.get("devices", 1))
-        with listening(listener):
+        with trial_channel(listener):
             assert run_evaluator(evaluator, net, 5) == 5
         return net.state_dict(), reports, listener.last
 
@@ -203,7 +204,7 @@ def test_a_forked_process_computes_with_one_thread() -> None:
     space = UserSpace(spaces.Tabular)
     try:
         torch.set_num_threads(2)
-        with listening(Listener(reports.append)):
+        with trial_channel(Listener(reports.append)):
             evaluator = users.diabetes(callbacks=[ReportThreads()], **TWO)
             run_evaluator(evaluator, space.build(space.seed()), 1)
         assert torch.get_num_threads() == 2
@@ -214,7 +215,7 @@ def test_a_forked_process_computes_with_one_thread() -> None:
 
 def test_what_goes_wrong_in_another_process_is_told_in_one_line() -> None:
     net = nn.Linear(3, 1)  # the data have ten columns
-    with listening(Listener(lambda value: None)), pytest.raises(TrainingError) as caught:
+    with trial_channel(Listener(lambda value: None)), pytest.raises(TrainingError) as caught:
         run_evaluator(users.diabetes(num_sanity_val_steps=0, **TWO), net, 1)
     assert "shapes cannot be multiplied" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ import torch
 
 from nni_petridish.errors import Orphaned, TrainingError
 from nni_petridish.gallery.gallery import Gallery
-from nni_petridish.nni_adapter.evaluators.lengths import Evaluator
+from nni_petridish.nni_adapter.compat.nas import Evaluator
 from nni_petridish.nni_adapter.evaluators.task import EvaluatorTask, Metric
 from nni_petridish.nni_adapter.metrics import Reporter
 from nni_petridish.nni_adapter.space import Space

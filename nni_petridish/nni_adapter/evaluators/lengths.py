@@ -10,7 +10,6 @@ import copy
 import inspect
 import logging
 import random
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,22 +19,20 @@ import torch
 from torch import nn
 
 from nni_petridish.errors import ConfigError
-
-with warnings.catch_warnings():
-    # NNI 3.0 warns about layers of torch that are newer than itself.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch")
-    from nni.nas.evaluator import Evaluator, FunctionalEvaluator, MutableEvaluator
-    from nni.nas.evaluator.pytorch import Lightning, Trainer
-    from nni.nas.evaluator.pytorch.lightning import RegressionModule
-
-    from nni_petridish.nni_adapter.evaluators.processes import check_processes, reports_from_all
+from nni_petridish.nni_adapter.compat.nas import (
+    Evaluator,
+    FunctionalEvaluator,
+    Lightning,
+    MutableEvaluator,
+    RegressionModule,
+    Trainer,
+)
+from nni_petridish.nni_adapter.evaluators.processes import check_processes, reports_from_all
 
 if TYPE_CHECKING:
     from nni_petridish.tasks.task import Task
 
 __all__ = [
-    "Evaluator",
-    "MutableEvaluator",
     "TaskEvaluator",
     "check_evaluator",
     "current_epoch",
@@ -86,7 +83,7 @@ def check_evaluator(name: str, evaluator: Any, epochs: int | None) -> None:
     """Raise a `ConfigError` unless this is an evaluator that can train so many epochs."""
     if not isinstance(evaluator, Evaluator):
         raise ConfigError(f"the {name} evaluator must be an NNI evaluator but got {evaluator!r}.")
-    labels = list(evaluator.simplify()) if hasattr(evaluator, "simplify") else []
+    labels = list(evaluator.simplify()) if isinstance(evaluator, MutableEvaluator) else []
     if labels:
         raise ConfigError(
             f"the {name} evaluator must have no choices of its own but has {', '.join(labels)}."

@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import nni
-import nni.trial
 import torch
 import torch.distributed
-from nni.runtime.trial_command_channel import (
-    TrialCommandChannel,
-    set_default_trial_command_channel,
-)
+from nni.runtime.trial_command_channel import TrialCommandChannel
 from pytorch_lightning import Callback
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from torch.multiprocessing.spawn import ProcessException
 
 from nni_petridish.errors import ConfigError, TrainingError
+from nni_petridish.nni_adapter.compat.patches import set_trial_channel
 
 _END = "END"
 
@@ -88,9 +85,7 @@ class _ReportToFile(Callback):
             torch.set_num_threads(1)  # OpenMP's threads are lost in a fork, and waited for
         path = Path(self.folder) / f"{trainer.global_rank:06d}"
         self.channel = _FileChannel(path, trainer)
-        set_default_trial_command_channel(self.channel)
-        if nni.trial._params is None:  # a process that was not forked; see `listening`
-            nni.get_next_parameter()
+        set_trial_channel(self.channel)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         assert self.channel is not None

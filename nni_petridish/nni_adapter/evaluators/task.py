@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, Interrupted, TrainingError
+from nni_petridish.nni_adapter.compat.patches import trial_channel
 from nni_petridish.nni_adapter.evaluators.lengths import (
     TaskEvaluator,
     current_epoch,
@@ -25,7 +26,7 @@ from nni_petridish.nni_adapter.evaluators.lengths import (
     seeded,
     steps_per_epoch,
 )
-from nni_petridish.nni_adapter.metrics import Listener, listening, to_record
+from nni_petridish.nni_adapter.metrics import Listener, to_record
 from nni_petridish.nni_adapter.space import Space
 from nni_petridish.registry import ERROR, Measure
 from nni_petridish.tasks.checkpoint import fits, load_checkpoint, restore, save_checkpoint
@@ -207,7 +208,7 @@ class EvaluatorTask:
 
         listener = Listener(hear)
         net.train()
-        with listening(listener), seeded(phase.random_seed):
+        with trial_channel(listener), seeded(phase.random_seed):
             trained = run_evaluator(evaluator, net, phase.epochs)
         if listener.last is None:
             raise TrainingError(

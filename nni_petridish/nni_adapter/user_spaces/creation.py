@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
+from nni.mutable import Mutable
 from torch import nn
 
 from nni_petridish.errors import GrowthError
+from nni_petridish.nni_adapter.compat.nas import (
+    Cell,
+    ChosenInputs,
+    InputChoice,
+    LayerChoice,
+    Repeat,
+    create_cell_op_candidates,
+    model_context,
+)
+from nni_petridish.nni_adapter.compat.patches import creating
 from nni_petridish.nni_adapter.user_spaces.decisions import (
     CellDecision,
     Decision,
@@ -26,15 +36,6 @@ from nni_petridish.nni_adapter.user_spaces.decisions import (
 )
 from nni_petridish.nni_adapter.user_spaces.reading import can_add_inputs, depth_choice
 from nni_petridish.nni_adapter.user_spaces.sites import CellSite, DepthSite, InputSite, LayerSite
-
-with warnings.catch_warnings():
-    # NNI 3.0 warns about layers of torch that are newer than itself.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch")
-    from nni.mutable import Mutable
-    from nni.nas.nn.pytorch import Cell, InputChoice, LayerChoice, Repeat
-    from nni.nas.nn.pytorch.cell import create_cell_op_candidates
-    from nni.nas.nn.pytorch.choice import ChosenInputs
-    from nni.nas.space import model_context
 
 Decisions = Mapping[str, Decision]
 
@@ -59,26 +60,9 @@ def build_growable(make: Callable[[], nn.Module], decisions: Decisions, base: Sa
     }
     with ExitStack() as stack:
         for kind, create in ours.items():
-            stack.enter_context(_creating(kind, functools.partial(create, decisions)))
+            stack.enter_context(creating(kind, functools.partial(create, decisions)))
         stack.enter_context(model_context(base))
         return make()
-
-
-@contextmanager
-def _creating(kind: Any, create: Callable[..., Any]) -> Iterator[None]:
-    own = kind.__dict__.get("create_fixed_module")
-
-    def created(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return create(cls, *args, **kwargs)
-
-    kind.create_fixed_module = classmethod(created)
-    try:
-        yield
-    finally:
-        if own is None:
-            del kind.create_fixed_module
-        else:
-            kind.create_fixed_module = own
 
 
 def _cell(decisions: Decisions, cls: Any, sample: Sample, *args: Any, **kwargs: Any) -> nn.Module:

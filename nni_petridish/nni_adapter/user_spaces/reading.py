@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from nni.mutable import Categorical, SampleValidationError
 from torch import nn
 
 from nni_petridish.errors import ConfigError
+from nni_petridish.nni_adapter.compat.nas import Cell, InputChoice, LayerChoice, ModelSpace, Repeat
 from nni_petridish.nni_adapter.user_spaces.decisions import (
     CellDecision,
     Decision,
@@ -17,12 +18,6 @@ from nni_petridish.nni_adapter.user_spaces.decisions import (
     LayerDecision,
     Sample,
 )
-
-with warnings.catch_warnings():
-    # NNI 3.0 warns about layers of torch that are newer than itself.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch")
-    from nni.mutable import Categorical, SampleValidationError
-    from nni.nas.nn.pytorch import Cell, InputChoice, LayerChoice, ModelSpace, Repeat
 
 LOOKED_FOR = (
     "a Cell, a LayerChoice, an InputChoice of one or of any number of inputs, or a Repeat of"

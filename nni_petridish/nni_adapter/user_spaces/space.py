@@ -14,7 +14,8 @@ from nni_petridish.core.complexity import count_multiply_adds, count_parameters
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.grow import lay_out, sites
 from nni_petridish.errors import GenotypeError, TrainingError
-from nni_petridish.nni_adapter.user_spaces.creation import build_growable, model_context
+from nni_petridish.nni_adapter.compat.nas import model_context
+from nni_petridish.nni_adapter.user_spaces.creation import build_growable
 from nni_petridish.nni_adapter.user_spaces.decisions import Decision, Sample
 from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
 from nni_petridish.nni_adapter.user_spaces.reading import read_base, read_decisions

@@ -1,6 +1,6 @@
-// Preloaded into the node process of NNI's manager (NODE_OPTIONS=--require), which listens on all
-// network interfaces, knows no login, and has no setting for either: a server that names no host
-// listens on the loopback address alone.
+// Restricts NNI's manager to the loopback address. The manager listens on all network interfaces,
+// has no login, and has a setting for neither. This file is preloaded into its node process
+// (NODE_OPTIONS=--require): a server that names no host then listens on 127.0.0.1 only.
 "use strict";
 const net = require("net");
 const listen = net.Server.prototype.listen;
