@@ -145,6 +145,7 @@ def engine_machines(engine: Any) -> int:
     """Return on how many machines trials run; a service that schedules by itself counts as one."""
     service = engine.nodejs_binding.config.canonical_copy().training_service
     services = service if isinstance(service, list) else [service]
+    # Only the configuration of the remote service has a list of machines.
     return sum(max(1, len(getattr(one, "machine_list", ()))) for one in services)
 
 

@@ -97,6 +97,7 @@ class Experiment:
         try:
             status: dict[str, Any] = self._get("check-status")
         except (OSError, ValueError) as problem:
+            # urllib wraps some time-outs in a URLError, which has a reason.
             if TimeoutError in (type(problem), type(getattr(problem, "reason", None))):
                 raise SilentError("the NNI manager does not answer.") from problem
             raise NniError(f"the NNI manager is gone{self._reason()}.") from problem

@@ -19,43 +19,25 @@ from torch import nn
 
 from nni_petridish.core.genotype import Genotype, Learner, Shortcut
 from nni_petridish.core.grow import sites
+from nni_petridish.core.space import Space
 from nni_petridish.core.weak_learner import WeakLearner
 from nni_petridish.errors import ConfigError, GenotypeError, PetridishError
 from nni_petridish.nni_adapter.compat.nas import ModelSpace
+from nni_petridish.nni_adapter.user_spaces import UserSpace
 from nni_petridish.search.settings import check_number
 
-__all__ = ["GrowableModelSpace", "LearnersChoice", "Space", "growable_space", "model_space"]
+__all__ = ["GrowableModelSpace", "LearnersChoice", "NamedSpace", "growable_space", "model_space"]
 
 Sample = dict[str, Any]
 _LEGACY_VALUES = 64
 
 
-class Space(Protocol):
-    """What is needed of a space; `VisionSpace` has it."""
+class NamedSpace(Space, Protocol):
+    """A space that a strategy can search: hashable, with the name of its kind of problem."""
 
     name: str
 
     def __hash__(self) -> int: ...
-
-    def seed(self) -> Genotype:
-        """Return the simplest member, where growth starts."""
-        ...
-
-    def build(self, genotype: Genotype) -> nn.Module:
-        """Build a network with fresh weights."""
-        ...
-
-    def check(self, genotype: Genotype) -> Genotype:
-        """Return the genotype if it fits, else raise `GenotypeError`."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Return the space as plain data."""
-        ...
-
-    def size(self, net: nn.Module) -> tuple[int, int]:
-        """Return (multiply-adds of one example, parameters) of a network of this space."""
-        ...
 
 
 class LearnersChoice(LabeledMutable):
@@ -74,7 +56,7 @@ class LearnersChoice(LabeledMutable):
         At most so many weak learners, and shortcuts in each, are drawn at random.
     """
 
-    def __init__(self, space: Space, key: str, max_learners: int = 3, max_shortcuts: int = 3):
+    def __init__(self, space: NamedSpace, key: str, max_learners: int = 3, max_shortcuts: int = 3):
         self.label = key
         self.space = space
         self.max_learners = max_learners
@@ -191,7 +173,7 @@ class GrowableModelSpace(ModelSpace):
         Bounds for what other strategies draw at random; Petridish knows no such bounds.
     """
 
-    def __init__(self, space: Space, max_learners: int = 3, max_shortcuts: int = 3) -> None:
+    def __init__(self, space: NamedSpace, max_learners: int = 3, max_shortcuts: int = 3) -> None:
         super().__init__()
         check_number("max_learners", max_learners, 1, whole=True)
         check_number("max_shortcuts", max_shortcuts, 1, whole=True)
@@ -201,7 +183,7 @@ class GrowableModelSpace(ModelSpace):
 
     @classmethod
     def create_fixed_module(
-        cls, sample: Sample, space: Space, *args: Any, **kwargs: Any
+        cls, sample: Sample, space: NamedSpace, *args: Any, **kwargs: Any
     ) -> nn.Module:
         """Build the network of a sample; how NNI makes one in a trial."""
         return space.build(sample_to_genotype(space, sample))
@@ -224,7 +206,9 @@ class GrowableModelSpace(ModelSpace):
         return repr(self.space)
 
 
-def model_space(space: Space, max_learners: int = 3, max_shortcuts: int = 3) -> GrowableModelSpace:
+def model_space(
+    space: NamedSpace, max_learners: int = 3, max_shortcuts: int = 3
+) -> GrowableModelSpace:
     """Wrap a space for NNI.
 
     Examples
@@ -237,7 +221,7 @@ def model_space(space: Space, max_learners: int = 3, max_shortcuts: int = 3) -> 
     return GrowableModelSpace(space, max_learners=max_learners, max_shortcuts=max_shortcuts)
 
 
-def growable_space(executable: Any, fixed: Mapping[str, Any] | None = None) -> Space:
+def growable_space(executable: Any, fixed: Mapping[str, Any] | None = None) -> NamedSpace:
     """Return the space inside what NNI hands to a strategy: ours, or one of NNI's own making.
 
     Raises
@@ -255,18 +239,16 @@ def growable_space(executable: Any, fixed: Mapping[str, Any] | None = None) -> S
         )
     args, kwargs = tuple(model.trace_args), dict(model.trace_kwargs)
     if not issubclass(found, GrowableModelSpace):
-        from nni_petridish.nni_adapter.user_spaces import UserSpace
-
         return UserSpace(found, args, kwargs, dict(fixed or {}))
     if fixed:
         raise ConfigError(
             f"fixed is for spaces of NNI's cells and choices only, not for {found.__name__}."
         )
-    space: Space = kwargs.get("space") or args[0]
+    space: NamedSpace = kwargs.get("space") or args[0]
     return space
 
 
-def sample_to_genotype(space: Space, sample: Mapping[str, Any]) -> Genotype:
+def sample_to_genotype(space: NamedSpace, sample: Mapping[str, Any]) -> Genotype:
     """Grow the seed by all weak learners of a sample."""
     genotype = space.seed()
     for key in _shortcuts(space, genotype):
@@ -275,7 +257,7 @@ def sample_to_genotype(space: Space, sample: Mapping[str, Any]) -> Genotype:
     return space.check(genotype)
 
 
-def genotype_to_sample(space: Space, genotype: Genotype) -> Sample:
+def genotype_to_sample(space: NamedSpace, genotype: Genotype) -> Sample:
     """Return the sample that describes a genotype."""
     sample: Sample = {}
     for site in sites(_outline(space, genotype)):
@@ -286,16 +268,15 @@ def genotype_to_sample(space: Space, genotype: Genotype) -> Sample:
     return sample
 
 
-def to_sample(space: Any, genotype: Genotype) -> Sample:
+def to_sample(space: NamedSpace, genotype: Genotype) -> Sample:
     """Return the sample of a genotype of any space that can grow."""
-    if hasattr(space, "sample"):
-        own: Sample = space.sample(genotype)
-        return own
+    if isinstance(space, UserSpace):
+        return space.sample(genotype)
     return genotype_to_sample(space, genotype)
 
 
 @functools.lru_cache(maxsize=1024)
-def _eligible(space: Space, key: str, count: int) -> list[Shortcut]:
+def _eligible(space: NamedSpace, key: str, count: int) -> list[Shortcut]:
     """Return the candidates of an α table after so many weak learners, whichever they are."""
     genotype = space.seed()
     for _ in range(count):
@@ -304,11 +285,11 @@ def _eligible(space: Space, key: str, count: int) -> list[Shortcut]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _shortcuts(space: Space, genotype: Genotype) -> dict[str, list[Shortcut]]:
+def _shortcuts(space: NamedSpace, genotype: Genotype) -> dict[str, list[Shortcut]]:
     """Return the candidate shortcuts of every α table."""
     return {site.key: site.eligible_shortcuts() for site in sites(_outline(space, genotype))}
 
 
-def _outline(space: Space, genotype: Genotype) -> nn.Module:
+def _outline(space: NamedSpace, genotype: Genotype) -> nn.Module:
     with torch.device("meta"):  # modules without memory: only their structure is of interest
         return space.build(genotype)

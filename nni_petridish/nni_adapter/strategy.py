@@ -11,7 +11,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ from nni_petridish.nni_adapter.engine import (
 from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator, trained_network
 from nni_petridish.nni_adapter.evaluators.lengths import check_evaluator, own_epochs
 from nni_petridish.nni_adapter.evaluators.task import Metric
-from nni_petridish.nni_adapter.space import Space, growable_space, to_sample
+from nni_petridish.nni_adapter.space import NamedSpace, growable_space, to_sample
+from nni_petridish.nni_adapter.user_spaces import UserSpace
 from nni_petridish.registry import kind_of
 from nni_petridish.running.config import usual_settings
 from nni_petridish.running.coordinator import Coordinator
@@ -46,7 +47,6 @@ from nni_petridish.search.ranges import RANGED, Range, make_chooser, split_range
 from nni_petridish.search.records import Done, Growth, ModelRecord
 from nni_petridish.search.search import Chooser, Search
 from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings, check_number
-from nni_petridish.tasks.task import PHASES
 
 __all__ = ["Petridish"]
 
@@ -146,24 +146,31 @@ class Petridish(Strategy):
             raise ConfigError(f"gallery must be a folder but got {gallery!r}.")
         # Trials may have another working directory.
         self.folder = Path(gallery).expanduser().absolute()
-        given = locals()
-        # What is not given is decided by the kind of the space, which is known only later.
-        self._search: dict[str, Any] = {
-            name: given[name]
-            for name in ("l1", "i_max", "seed", "seeds", "tolerance")
-            if given[name] is not None
-        }
-        search, ranges = split_ranges(self._search)
+        search = {"seed": seed, "seeds": seeds, "tolerance": tolerance, "l1": l1, "i_max": i_max}
+        # The kind of the space, which is known only later, decides what is not given.
+        self._search = {name: value for name, value in search.items() if value is not None}
+        numbers, ranges = split_ranges(self._search)
         if ranges and chooser is not None:
             names = " and ".join(ranges)
             raise ConfigError(f"{names} must not be a range where a chooser is given.")
-        self._limits = Limits(**{field.name: given[field.name] for field in fields(Limits)})
+        self._limits = Limits(
+            max_models=max_models,
+            max_growths=max_growths,
+            max_multiply_adds=max_multiply_adds,
+            max_parameters=max_parameters,
+            max_epochs=max_epochs,
+            max_seconds=max_seconds,
+        )
         self._variants: dict[str, Any] = {
             "l1_schedule": l1_schedule,
             "weak_learning": weak_learning,
         }
-        self._epochs = {phase: given[f"{phase}_epochs"] for phase in PHASES}
-        self._own_evaluators = {phase: given[f"{phase}_evaluator"] for phase in PHASES}
+        self._epochs = {"seed": seed_epochs, "weak": weak_epochs, "final": final_epochs}
+        self._own_evaluators = {
+            "seed": seed_evaluator,
+            "weak": weak_evaluator,
+            "final": final_evaluator,
+        }
         self._metric = Metric(metric, optimize, error)
         self._chooser = chooser
         if settled is not None:
@@ -175,7 +182,7 @@ class Petridish(Strategy):
         if fixed is not None and not isinstance(fixed, Mapping):
             raise ConfigError(f"fixed must be labels and their values but got {fixed!r}.")
         # All that can be wrong is told here, before the experiment starts anything.
-        SearchSettings(**search, limits=self._limits)
+        SearchSettings(**numbers, limits=self._limits)
         for phase, epochs in self._epochs.items():
             if epochs is not None:
                 check_number(f"{phase}_epochs", epochs, 1, whole=True)
@@ -382,17 +389,19 @@ class _PreparedSearch:
         return to_sample(self.space, Genotype.from_dict(document))
 
 
-def _with_defaults(strategy: Petridish, space: Space) -> tuple[dict[str, Any], dict[str, Range]]:
+def _with_defaults(
+    strategy: Petridish, space: NamedSpace
+) -> tuple[dict[str, Any], dict[str, Range]]:
     """Return the settings of the search in a space, and the ranges among them."""
-    if space.name == "nni":
-        _check_foreign(strategy)
+    if isinstance(space, UserSpace):
+        _check_user_space(strategy)
         return split_ranges(strategy._search)
     described = {"space": space.name}
     arguments = kind_of(described).with_defaults(strategy._search)
     return split_ranges(arguments, usual_settings(described))
 
 
-def _check_foreign(strategy: Petridish) -> None:
+def _check_user_space(strategy: Petridish) -> None:
     weak_learning = strategy._variants["weak_learning"]
     if weak_learning != "isolated":
         raise ConfigError(

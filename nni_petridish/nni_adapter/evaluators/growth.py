@@ -10,12 +10,12 @@ from typing import Any
 import nni
 import torch
 
+from nni_petridish.core.space import Space
 from nni_petridish.errors import Orphaned, TrainingError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.nni_adapter.compat.nas import Evaluator
 from nni_petridish.nni_adapter.evaluators.task import EvaluatorTask, Metric
 from nni_petridish.nni_adapter.metrics import Reporter
-from nni_petridish.nni_adapter.space import Space
 from nni_petridish.nni_adapter.trial import Stopping
 from nni_petridish.running.growth import load_network
 from nni_petridish.running.process import set_threads

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Genotype
+from nni_petridish.core.space import Space
 from nni_petridish.errors import ConfigError, Interrupted, TrainingError
 from nni_petridish.nni_adapter.compat.patches import trial_channel
 from nni_petridish.nni_adapter.evaluators.lengths import (
@@ -27,7 +28,6 @@ from nni_petridish.nni_adapter.evaluators.lengths import (
     steps_per_epoch,
 )
 from nni_petridish.nni_adapter.metrics import Listener, to_record
-from nni_petridish.nni_adapter.space import Space
 from nni_petridish.registry import ERROR, Measure
 from nni_petridish.tasks.checkpoint import fits, load_checkpoint, restore, save_checkpoint
 from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record

@@ -298,6 +298,6 @@ class CellSite(UserSite):
 def without_inplace(op: nn.Module) -> nn.Module:
     """Keep layers from overwriting their input, which others read too."""
     for module in op.modules():
-        if getattr(module, "inplace", False) is True:
+        if getattr(module, "inplace", False) is True:  # ReLU, Dropout and others of torch
             module.inplace = False  # type: ignore[assignment]
     return op

@@ -105,6 +105,7 @@ class UserSpace:
                 module.hide_unused_blocks()
         lay_out(net)  # as whatever grows will be
         net.register_buffer(_SEEN, torch.zeros(_DIMENSIONS, dtype=torch.int64))
+        net._has_looked = False  # type: ignore[assignment]  # once: a GPU's buffer is slow to read
         net.register_forward_pre_hook(_look_at_input)
         net.genotype = own  # type: ignore[assignment]
         return net
@@ -170,10 +171,9 @@ def _unread(symbol: Any, args: Any, kwargs: Any, fixed: Any) -> UserSpace:
 
 
 def _look_at_input(net: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Remember the shape of an input: the user's data are nobody else's to look at."""
+    """Remember the shape of the first input, since only the evaluator knows the data."""
     x = inputs[0] if len(inputs) == 1 else None
-    looked = getattr(net, "_has_looked", False)  # once: a GPU's buffer is slow to read
-    if isinstance(x, torch.Tensor) and x.ndim <= _DIMENSIONS - 1 and not looked:
+    if isinstance(x, torch.Tensor) and x.ndim <= _DIMENSIONS - 1 and not net._has_looked:
         facts = [int(not x.is_floating_point()), x.ndim, *x.shape[1:]]
         net.get_buffer(_SEEN)[: len(facts)] = torch.tensor(facts)
         net._has_looked = True  # type: ignore[assignment]
