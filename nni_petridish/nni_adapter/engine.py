@@ -96,17 +96,37 @@ class RunningTrials:
         except queue.Empty:
             return
 
-    def lost(self, running: Iterable[Growth]) -> list[Growth]:
-        """Return those of the running growths that have no trial any more."""
+    def without_trial(self, running: Iterable[Growth]) -> list[Growth]:
+        """Return the running growths that most likely have lost their trials.
+
+        Parameters
+        ----------
+        running
+            The growths that are under way.
+
+        Returns
+        -------
+        list of Growth
+            As many growths as trials are missing. Those whose own trial is said to have ended come
+            first.
+        """
         submitted = {growth for growth, _ in self._open}
         unresolved = [g for g in running if g in submitted and g.id not in self._reported]
         missing = len(unresolved) - self.count
-        # First those whose own trial is said to have ended.
         unresolved.sort(key=lambda growth: growth not in self._ended)
-        lost = unresolved[: max(0, missing)]
-        for growth in lost:
-            self._forget(growth)
-        return lost
+        return unresolved[: max(0, missing)]
+
+    def forget(self, growth: Growth) -> None:
+        """Remove a lost growth and one trial that ended.
+
+        The trial of a growth that fell silent may not have ended as far as NNI knows. It then stays
+        listed, as NNI counts it too.
+        """
+        entry = next((entry for entry in self._open if entry[0] == growth), None)
+        if entry is None or not self._ended:
+            return
+        self._open.remove(entry)
+        self._ended.remove(growth if growth in self._ended else self._ended[0])
 
     def _take(self, event: ModelEvent) -> None:
         growth = next((g for g, model in self._open if model is event.model), None)
@@ -121,12 +141,6 @@ class RunningTrials:
             unfinished = _unfinished_trials(self._engine)
             for trial in [trial for trial in self._adopted if trial not in unfinished]:
                 self._ended.append(self._adopted.pop(trial))
-
-    def _forget(self, growth: Growth) -> None:
-        """Close the books on a growth, and on one trial that ended."""
-        self._open.remove(next(entry for entry in self._open if entry[0] == growth))
-        ended = growth if growth in self._ended else self._ended[0]
-        self._ended.remove(ended)
 
 
 def is_sequential(engine: Any) -> bool:

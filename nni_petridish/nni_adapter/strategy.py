@@ -42,7 +42,7 @@ from nni_petridish.running.config import usual_settings
 from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.running.process import per_machine
 from nni_petridish.running.warm_start import find_start, identity_of, read_start
-from nni_petridish.running.worker import describe_failure
+from nni_petridish.running.worker import HeartbeatWatch, describe_failure
 from nni_petridish.search.ranges import RANGED, Range, make_chooser, split_ranges
 from nni_petridish.search.records import Done, Growth, ModelRecord
 from nni_petridish.search.search import Chooser, Search
@@ -270,12 +270,16 @@ class Petridish(Strategy):
             trials.close()
 
     def _search_on(self, coordinator: Coordinator, trials: RunningTrials) -> str:
+        """Hand out growths until the search is done; return the reason of its end."""
+        watch = HeartbeatWatch(coordinator.gallery)
         while True:
             for id in coordinator.sync():
                 _log.info("%s is in the gallery.", id)
-            for growth in trials.lost(coordinator.search.running()):
-                _log.warning("%s failed: its trial ended without a result.", growth.id)
-                coordinator.fail(growth.id, "its trial ended without a result", growth.attempt)
+            for growth in trials.without_trial(coordinator.search.running()):
+                watch.suspect(growth)
+            for growth in watch.give_back(coordinator):
+                _log.warning("%s has lost its worker.", growth.id)
+                trials.forget(growth)
             if not self.engine.budget_available():  # raises if NNI's manager is gone
                 if not trials.count or is_over(self.engine):
                     return "the experiment's budget is used up"

@@ -52,7 +52,6 @@ class PetridishTuner(Tuner):
         self._resumed = False
         self._waiting: deque[int] = deque()
         self._handed_out: dict[int, Growth] = {}
-        self._lost: set[tuple[str, int]] = set()
         self._send: Send = lambda parameter_id, parameters: None
         self._mutex = threading.RLock()
         self._finished = False
@@ -165,20 +164,9 @@ class PetridishTuner(Tuner):
             if self._coordinator is None:
                 return
             self._coordinator.sync()
-            for growth in self._watch.silent(self._coordinator.search.running()):
-                self._lose(self._coordinator, growth)
+            self._watch.give_back(self._coordinator)
             for parameter_id, parameters in self._hand_out():
                 self._send(parameter_id, parameters)
-
-    def _lose(self, coordinator: Coordinator, growth: Growth) -> None:
-        """Let a growth go on elsewhere from its last checkpoint; a second loss is a failure."""
-        self._watch.forget(growth)
-        key = (growth.id, growth.attempt)
-        if key in self._lost:
-            coordinator.fail(growth.id, "its worker was lost twice", growth.attempt)
-        else:
-            coordinator.release(growth.id)
-        self._lost.add(key)
 
     def _check_for_ever(self) -> None:
         """Notice what nobody tells: workers that died, journal lines of other machines, the end."""

@@ -21,6 +21,7 @@ from nni_petridish.search.events import fail_event, release_event
 from nni_petridish.search.records import Growth, Outcome
 
 if TYPE_CHECKING:
+    from nni_petridish.running.coordinator import Coordinator
     from nni_petridish.search.settings import GrowthSettings
     from nni_petridish.tasks.task import Callbacks, Task
 
@@ -106,16 +107,17 @@ def beating(folder: Path) -> Iterator[None]:
 
 
 class HeartbeatWatch:
-    """Tells which running growths have lost their worker, by the clock of this machine alone.
+    """Finder of running growths that have lost their worker, by the clock of this machine alone.
 
     Parameters
     ----------
     gallery
-        Where the workers work.
+        The gallery in which the workers work.
     """
 
     def __init__(self, gallery: Gallery) -> None:
         self._folder = gallery.folder / "work"
+        self._lost_before: set[tuple[str, int]] = set()
         self._seen: dict[tuple[str, int], tuple[float, float]] = {}
         self._suspects: set[tuple[str, int]] = set()
 
@@ -124,6 +126,23 @@ class HeartbeatWatch:
         key = (growth.id, growth.attempt)
         self._suspects.add(key)
         self._seen.setdefault(key, (0.0, time.monotonic()))
+
+    def give_back(self, coordinator: Coordinator) -> list[Growth]:
+        """Release the growths that have lost their worker; return them.
+
+        A released growth continues from its last checkpoint. If its worker is lost a second time,
+        the growth has failed.
+        """
+        lost = self.silent(coordinator.search.running())
+        for growth in lost:
+            self.forget(growth)
+            key = (growth.id, growth.attempt)
+            if key in self._lost_before:
+                coordinator.fail(growth.id, "its worker was lost twice", growth.attempt)
+            else:
+                coordinator.release(growth.id)
+            self._lost_before.add(key)
+        return lost
 
     def silent(self, growths: list[Growth]) -> list[Growth]:
         """Return those of the running growths whose worker is lost.

@@ -19,7 +19,7 @@ import torch
 from nni.experiment.config import RemoteConfig, RemoteMachineConfig
 from nni.mutable import SampleValidationError
 from nni.nas.evaluator import FunctionalEvaluator
-from nni.nas.execution import ExecutionEngine
+from nni.nas.execution import ExecutionEngine, SequentialExecutionEngine
 from nni.nas.execution.event import FinalMetricEvent, TrainingEndEvent
 from nni.nas.experiment import NasExperiment, NasExperimentConfig
 from nni.nas.nn.pytorch import ModelSpace
@@ -30,12 +30,14 @@ from nni.tools.nnictl import config_utils
 from nni_petridish import Genotype
 from nni_petridish.errors import ConfigError, GalleryError, Interrupted, SearchError, TrainingError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.nni_adapter import strategy as strategy_module
 from nni_petridish.nni_adapter.engine import RunningTrials, engine_concurrency, engine_machines
 from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator
 from nni_petridish.nni_adapter.evaluators.recipe import RecipeEvaluator
 from nni_petridish.nni_adapter.evaluators.task import EvaluatorTask, Metric
 from nni_petridish.nni_adapter.space import growable_space, model_space
 from nni_petridish.nni_adapter.strategy import Petridish
+from nni_petridish.running import worker
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.running.growth import run_growth
@@ -594,16 +596,16 @@ def test_the_end_of_a_trial_is_believed_only_as_far_as_the_count_goes() -> None:
         trials.wait(0)
 
     a, b, c = growths
-    assert trials.lost([a, b, c]) == []
+    assert trials.without_trial([a, b, c]) == []
     # The model of a is saved and told to NNI, but NNI says that it was the trial of b that ended.
     engine.dispatch_model_event(FinalMetricEvent(models[0], {"default": 0.5, "growth": a.id}))
     ended(1)
     assert trials.count == 2
-    assert trials.lost([a, b, c]) == []  # the journal may not show a yet
-    assert trials.lost([b, c]) == []
+    assert trials.without_trial([a, b, c]) == []  # the journal may not show a yet
+    assert trials.without_trial([b, c]) == []
     # Another one ends, and there are two growths left with one trial.
     ended(2)
-    assert trials.lost([b, c]) in ([b], [c])
+    assert trials.without_trial([b, c]) in ([b], [c])
     trials.close()
 
 
@@ -619,17 +621,65 @@ def test_a_growth_that_was_given_back_is_not_lost_when_it_runs_again() -> None:
         if told_before:
             engine.dispatch_model_event(end)
             trials.wait(0)
-        assert trials.lost([]) == []  # given back: nobody works on it
+        assert trials.without_trial([]) == []  # given back: nobody works on it
         trials.add(growth, second)
         if not told_before:
             engine.dispatch_model_event(end)
             trials.wait(0)
-        assert trials.lost([growth]) == []
+        assert trials.without_trial([growth]) == []
         assert trials.count == 1
         engine.dispatch_model_event(TrainingEndEvent(second, ModelStatus.Failed))
         trials.wait(0)
-        assert trials.lost([growth]) == [growth]
+        assert trials.without_trial([growth]) == [growth]
+        trials.forget(growth)
+        trials.add(growth, space.freeze({"normal": [], "reduce": []}))
+        assert trials.without_trial([growth]) == []
         trials.close()
+
+
+class EngineOfALostWorker(SequentialExecutionEngine):
+    """An engine whose worker dies in the first growth or growths, without a word to anybody.
+
+    Parameters
+    ----------
+    gallery
+        Where the worker leaves its last sign of life.
+    deaths
+        How many workers die.
+    """
+
+    def __init__(self, gallery: Path, deaths: int) -> None:
+        super().__init__()
+        self.gallery, self.deaths = gallery, deaths
+        self.growths: list[tuple[str, int]] = []
+
+    def submit_models(self, *models: Any) -> None:
+        (model,) = models
+        growth = model.evaluator.growth
+        self.growths.append((growth.id, growth.attempt))
+        if len(self.growths) > self.deaths:
+            super().submit_models(model)
+        else:
+            (Gallery(self.gallery).work_folder(growth.id, growth.attempt) / "pulse").touch()
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_worker_that_dies_without_a_word_is_noticed_as_by_the_tuner(
+    deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LOST_SECONDS", 0.3)
+    monkeypatch.setattr(strategy_module, "_POLL_SECONDS", 0.05)
+    folder = tmp_path / "gallery"
+    strategy = Petridish(folder, max_models=1, **SHORT)
+    engine = EngineOfALostWorker(folder, deaths)
+    strategy(SimplifiedModelSpace.from_model(SPACE.model_space(), by_hand()), engine)
+    events = [event["event"] for event in journal(folder)]
+    if deaths == 1:  # it goes on from its checkpoint, in the same attempt
+        assert events == ["ask", "release", "ask", "model"]
+        assert engine.growths == [("g00000", 1)] * 2
+    else:  # the second loss is a failure
+        assert events == ["ask", "release", "ask", "fail", "ask", "model"]
+        assert engine.growths == [("g00000", 1)] * 2 + [("g00000", 2)]
 
 
 def free_port() -> int:
