@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from nni_petridish.running.commands import (
     Finish,
     ReadConfig,
-    add_config,
-    add_resume,
-    refuse_unless_resuming,
+    add_searching_parser,
+    config_to_search,
 )
 from nni_petridish.running.process import interrupt_on_term
 
@@ -19,21 +18,11 @@ if TYPE_CHECKING:
 
 
 def add_run_command(subparsers: Any, read_config: ReadConfig, finish: Finish) -> None:
-    """Add the command to the result of ``ArgumentParser.add_subparsers``.
-
-    Parameters
-    ----------
-    subparsers
-        The result of ``ArgumentParser.add_subparsers``.
-    read_config, finish
-        The first and the last step of the command; they know rooms above this one.
-    """
-    run = subparsers.add_parser(
-        "run", help="run a search through nnictl: several workers, NNI's web UI"
+    """Add the command; the parameters are those of `add_search_command`."""
+    run = add_searching_parser(
+        subparsers, "run", "run a search through nnictl: several workers, NNI's web UI"
     )
-    run.add_argument("--port", type=int, help="of NNI's web UI (default: a free one)")
-    add_config(run)
-    add_resume(run)
+    run.add_argument("--port", type=int, help="port of NNI's web UI (default: a free one)")
     run.set_defaults(command=lambda options: _run(options, read_config, finish))
 
 
@@ -42,11 +31,9 @@ def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -
     from nni_petridish.running.progress import Progress
     from nni_petridish.search.records import Done
 
-    config = read_config(options.config)
-    config.check_gallery()
-    before = refuse_unless_resuming(config, options.resume)
+    config, before = config_to_search(options, read_config)
     if before is not None and isinstance(before.ask(before.elapsed), Done):
-        # NNI would wait for ever for the first trial of a search that has none left.
+        # NNI would wait forever for the first trial of a finished search.
         return finish(before, config.gallery)
     port = options.port or free_port()
     interrupt_on_term()

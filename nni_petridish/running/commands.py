@@ -29,24 +29,49 @@ def add_search_command(subparsers: Any, read_config: ReadConfig, finish: Finish)
     read_config, finish
         The first and the last step of the command; they know rooms above this one.
     """
-    search = subparsers.add_parser(
-        "search", help="run the same search in this process, one growth after the other"
+    search = add_searching_parser(
+        subparsers, "search", "run the same search in this process, one growth after the other"
     )
-    add_config(search)
-    add_resume(search)
     search.set_defaults(command=lambda options: _search(options, read_config, finish))
+
+
+def add_searching_parser(subparsers: Any, name: str, help: str) -> argparse.ArgumentParser:
+    """Add the parser of a command that runs the search of a configuration.
+
+    Parameters
+    ----------
+    subparsers
+        The result of ``ArgumentParser.add_subparsers``.
+    name, help
+        The name of the command and its line in the list of commands.
+    """
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=help)
+    add_config(parser)
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the search that the gallery holds"
+    )
+    return parser
+
+
+def config_to_search(
+    options: argparse.Namespace, read_config: ReadConfig
+) -> tuple[SearchConfig, Search | None]:
+    """Return the configuration, and the search that its gallery holds, if any.
+
+    Raises
+    ------
+    PetridishError
+        If the configuration does not fit its gallery, or the gallery holds models and the options
+        do not ask to resume.
+    """
+    config = read_config(options.config)
+    config.check_gallery()
+    return config, refuse_unless_resuming(config, options.resume)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add the argument that names the configuration."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file, see configs/")
-
-
-def add_resume(parser: argparse.ArgumentParser) -> None:
-    """Add the option that allows a gallery with models in it."""
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with the search that the gallery holds"
-    )
 
 
 def refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None:
@@ -63,9 +88,7 @@ def refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None:
 
 
 def _search(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -> int:
-    config = read_config(options.config)
-    config.check_gallery()
-    refuse_unless_resuming(config, options.resume)
+    config, _ = config_to_search(options, read_config)
     from nni_petridish.running.progress import Progress
     from nni_petridish.running.runner import run_search
     from nni_petridish.tasks.task import Callbacks
