@@ -1,4 +1,4 @@
-"""What has to be known about NNI's execution engines."""
+"""Trials on NNI's execution engines."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _UNFINISHED = ("WAITING", "RUNNING", "ADD_RESUMED")
 
 
 class RunningTrials:
-    """The trials that were submitted, and what NNI told about them.
+    """The submitted trials and the events that NNI reports about them.
 
-    NNI swaps the parameters of trials that start at the same time, so the end of a trial may be
-    told of the wrong growth. What became of a growth is therefore read from the gallery; here it is
-    only found out how many growths have lost their trials, and which they are most likely.
+    NNI swaps the parameters of trials that start at the same time, so it may report the end of a
+    trial for the wrong growth. The outcome of a growth is therefore read from the gallery. This
+    class only counts how many growths have lost their trials, and guesses which.
 
     Parameters
     ----------
     engine
-        Tells the events.
+        NNI's execution engine, the source of the events.
     """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         # The engine's listener thread puts, the strategy's thread takes.
         self._events: queue.SimpleQueue[ModelEvent] = queue.SimpleQueue()
-        # The engine keeps weak references only, and tells nothing of models that are gone. A growth
-        # that was given back and handed out again has an entry for each of its trials.
+        # The engine keeps weak references only and reports nothing about models that are gone. A
+        # growth that was released and handed out again has an entry for each of its trials.
         self._open: list[tuple[Growth, Any]] = []
         self._ended: list[Growth] = []
         self._reported: set[str] = set()
@@ -46,7 +46,7 @@ class RunningTrials:
             engine.register_model_event_callback(kind, self._events.put)
 
     def close(self) -> None:
-        """Hear no more."""
+        """Unregister from the engine's events."""
         for kind in (ModelEventType.FinalMetric, ModelEventType.TrainingEnd):
             self._engine.unregister_model_event_callback(kind, self._events.put)
 
@@ -66,7 +66,7 @@ class RunningTrials:
         Returns
         -------
         set of str
-            Ids of those that have a trial.
+            Ids of the growths that have a trial.
         """
         known = {(growth.id, growth.attempt): growth for growth in running}
         for trial, growth in _unfinished_trials(self._engine).items():
@@ -77,22 +77,22 @@ class RunningTrials:
         return {growth.id for growth in self._adopted.values()}
 
     def has_room(self) -> bool:
-        """Tell whether another trial can start; the engine does not count those adopted."""
+        """Return whether another trial can start; the engine does not count adopted trials."""
         if not self._engine.idle_worker_available():
             return False
         return not self._adopted or self.count < (engine_concurrency(self._engine) or 1)
 
     def add(self, growth: Growth, model: Any) -> None:
-        """Take note that a growth is submitted."""
+        """Record that a growth is submitted as a model."""
         self._open.append((growth, model))
 
     def wait(self, seconds: float) -> None:
-        """Wait for news, at most so long, and take all there is."""
-        self._look_after_adopted()
+        """Wait for an event, at most the given time, and process all that have arrived."""
+        self._check_adopted()
         try:
-            self._take(self._events.get(timeout=seconds))
+            self._process(self._events.get(timeout=seconds))
             while True:
-                self._take(self._events.get_nowait())
+                self._process(self._events.get_nowait())
         except queue.Empty:
             return
 
@@ -128,15 +128,15 @@ class RunningTrials:
         self._open.remove(entry)
         self._ended.remove(growth if growth in self._ended else self._ended[0])
 
-    def _take(self, event: ModelEvent) -> None:
+    def _process(self, event: ModelEvent) -> None:
         growth = next((g for g, model in self._open if model is event.model), None)
         if isinstance(event, FinalMetricEvent) and isinstance(event.metric, dict):
             self._reported.add(str(event.metric.get("growth")))
         elif isinstance(event, TrainingEndEvent) and growth is not None:
             self._ended.append(growth)
 
-    def _look_after_adopted(self) -> None:
-        # The engine tells nothing of trials that it did not submit.
+    def _check_adopted(self) -> None:
+        # The engine reports nothing about trials that it did not submit.
         if self._adopted:
             unfinished = _unfinished_trials(self._engine)
             for trial in [trial for trial in self._adopted if trial not in unfinished]:
@@ -144,19 +144,19 @@ class RunningTrials:
 
 
 def is_sequential(engine: Any) -> bool:
-    """Tell whether models run in this process, one after the other."""
+    """Return whether models run in this process, one after the other."""
     return isinstance(engine, SequentialExecutionEngine)
 
 
 def engine_concurrency(engine: Any) -> int | None:
-    """Return how many trials run at a time; None in this process."""
+    """Return the number of trials that run at a time; None if they run in this process."""
     if is_sequential(engine):
         return None
     return int(engine.nodejs_binding.config.canonical_copy().trial_concurrency)
 
 
 def engine_machines(engine: Any) -> int:
-    """Return on how many machines trials run; a service that schedules by itself counts as one."""
+    """Return the number of machines; a service with its own scheduler counts as one."""
     service = engine.nodejs_binding.config.canonical_copy().training_service
     services = service if isinstance(service, list) else [service]
     # Only the configuration of the remote service has a list of machines.
@@ -164,7 +164,7 @@ def engine_machines(engine: Any) -> int:
 
 
 def _unfinished_trials(engine: Any) -> dict[str, Growth]:
-    """Return the growths of all trials that have not ended, by trial."""
+    """Return the growths of all trials that have not ended, by trial id."""
     if is_sequential(engine):
         return {}
     found = {}
@@ -177,7 +177,7 @@ def _unfinished_trials(engine: Any) -> dict[str, Growth]:
 
 
 def is_over(engine: Any) -> bool:
-    """Tell whether an engine without budget has stopped running what it had accepted."""
+    """Return whether an engine without budget has finished the trials that it had accepted."""
     if is_sequential(engine):
         return True
     return bool(engine.nodejs_binding.get_status() != "NO_MORE_TRIAL")

@@ -1,8 +1,8 @@
-"""Metrics on their way from an evaluator to NNI.
+"""Metrics between an evaluator and NNI.
 
-An evaluator trains more than once within a growth, and each time believes that to be the trial. So
-it speaks to a listener: its final result becomes ours to know, its intermediate results go on to
-NNI with the phase they belong to, and the trial's only final result is the growth's.
+An evaluator trains more than once in a growth and reports each training as if it were the whole
+trial. Its reports go to a listener instead. Intermediate results are passed on to NNI with their
+phase, and the only final result of the trial is that of the growth.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nni_petridish.nni_adapter.compat.patches import trial_parameters
 
 
 def to_record(value: Any, metric: str = "default") -> dict[str, float]:
-    """Return what an evaluator reported as numbers, the metric of the search under ``metric``.
+    """Return the numbers of an evaluator's report, the metric of the search as ``metric``.
 
     >>> to_record(0.5)
     {'metric': 0.5}
@@ -42,17 +42,17 @@ def to_record(value: Any, metric: str = "default") -> dict[str, float]:
 
 
 class Listener(TrialCommandChannel):
-    """Hears what an evaluator reports while it trains; nothing goes on to NNI by itself.
+    """A channel that receives the reports of an evaluator and sends none of them to NNI.
 
     Parameters
     ----------
     on_intermediate
-        Called with every intermediate result.
+        Callback that gets every intermediate result.
 
     Attributes
     ----------
     last
-        The last final result, or as long as there is none the last intermediate one; else None.
+        The last final result; without one, the last intermediate result; None before any.
     """
 
     def __init__(self, on_intermediate: Callable[[Any], object]) -> None:
@@ -61,13 +61,13 @@ class Listener(TrialCommandChannel):
         self._on_intermediate = on_intermediate
 
     def receive_parameter(self) -> Any:
-        """Return the parameters of the trial; a stand-in outside of NNI."""
+        """Return the parameters of the trial; a placeholder outside of NNI."""
         return trial_parameters() or {"parameter_id": 0, "parameters": {}}
 
     def send_metric(
         self, type: str, parameter_id: Any, trial_job_id: str, sequence: int, value: Any
     ) -> None:
-        """Take a result."""
+        """Receive a result."""
         if type == "FINAL":
             self.last, self._is_final = value, True
             return
@@ -77,14 +77,14 @@ class Listener(TrialCommandChannel):
 
 
 class Reporter:
-    """Reports a growth to NNI, whoever listens to its evaluators at the moment."""
+    """Sender of a growth's results to NNI, also while a `Listener` receives its evaluator's."""
 
     def __init__(self) -> None:
         self._channel = get_default_trial_command_channel()
         self._count = 0
 
     def intermediate(self, value: Mapping[str, Any]) -> None:
-        """Report progress; ``default`` is what the web UI draws."""
+        """Report progress; the web UI draws ``default``."""
         self._send("PERIODICAL", value, self._count)
         self._count += 1
 

@@ -1,6 +1,6 @@
-"""Run a configuration through nnictl, in the foreground: create, watch, stop.
+"""A configuration run through nnictl, in the foreground: create, watch, stop.
 
-Everything that the search finds comes from the gallery; NNI is only asked how it is doing.
+The results of the search are read from the gallery; NNI is asked only for its status.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ START_SECONDS = 120
 START_TRIES = 3
 ANSWER_SECONDS = 20
 SILENCE_SECONDS = 600
-"""A machine that is very busy, or asleep, lets a manager be silent for long: it is not gone."""
+"""Silence after which a manager counts as gone; on a busy or sleeping machine it is long."""
 
 
 class NniError(PetridishError):
-    """NNI did not do what it was asked to."""
+    """A failure of NNI."""
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody uses on this machine."""
+    """Return a free TCP port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class BusyError(NniError):
-    """The machine was too busy for NNI, whose tuner must connect within ten seconds."""
+    """The machine was too busy: NNI's tuner did not connect within ten seconds."""
 
 
 class SilentError(NniError):
-    """The NNI manager is there but did not answer in time."""
+    """The NNI manager did not answer in time, but is not gone."""
 
 
 class Experiment:
-    """An NNI experiment, made by nnictl; it is stopped when the ``with`` block is left.
+    """An NNI experiment created by nnictl and stopped at the end of the ``with`` block.
 
     Parameters
     ----------
     config
         The configuration file.
     port
-        Where the manager listens: on the loopback address alone, unless workers on other machines
-        have to reach it.
+        Port of the manager. It listens on the loopback address only, unless workers on other
+        machines have to reach it.
     """
 
     def __init__(self, config: Path, port: int) -> None:
@@ -72,8 +72,8 @@ class Experiment:
         self.id = ""
 
     def __enter__(self) -> Experiment:
-        # An experiment that is being made has no name yet to stop it by.
-        with _signals_put_off() as arrived:
+        # An experiment that is being created has no id yet by which it could be stopped.
+        with _signals_deferred() as arrived:
             output = self._start("create", "--config", str(self.config))
         found = re.search(r"nnictl stop (\w+)", output)
         if found is None:
@@ -85,15 +85,15 @@ class Experiment:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with _signals_put_off():  # a second Ctrl-C would leave the manager behind
+        with _signals_deferred():  # a second Ctrl-C would leave the manager behind
             nnictl("stop", self.id)
 
     def resume(self) -> None:
-        """Bring an experiment back that was stopped or killed."""
+        """Resume an experiment that was stopped or killed."""
         self._start("resume", self.id)
 
     def status(self) -> str:
-        """Return NNI's word for the state of the experiment."""
+        """Return the status of the experiment, in NNI's words."""
         try:
             status: dict[str, Any] = self._get("check-status")
         except (OSError, ValueError) as problem:
@@ -117,7 +117,7 @@ class Experiment:
             return json.load(answer)
 
     def _reason(self) -> str:
-        """Return what the tuner or the manager had to say, in brackets."""
+        """Return the first error in the log of the tuner or of the manager, in parentheses."""
         logs = Path.home() / "nni-experiments" / self.id / "log"
         for name, mark in (("dispatcher.log", "nni_petridish: "), ("nnimanager.log", "] ERROR ")):
             try:
@@ -131,8 +131,8 @@ class Experiment:
 
 
 @contextmanager
-def _signals_put_off() -> Iterator[list[int]]:
-    """Note SIGINT and SIGTERM instead of acting on them; only the main thread can do that."""
+def _signals_deferred() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of acting on them; only in the main thread."""
     arrived: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield arrived
@@ -152,17 +152,17 @@ def _is_local(config: Path) -> bool:
 
 
 def nnictl(*arguments: str, loopback: bool = False) -> str:
-    """Run nnictl of this very Python installation; return what it printed.
+    """Run the nnictl of this Python installation; return its output.
 
     Parameters
     ----------
     *arguments
-        Those of nnictl.
+        Arguments of nnictl.
     loopback
-        Whether a manager that it starts may listen on the loopback address only.
+        Whether a manager that it starts listens on the loopback address only.
     """
     folder = str(Path(sys.executable).parent)
-    # Trials are started as `python -m ...`: let that be this Python.
+    # Trials are started as `python -m ...`, which must be this Python.
     path = os.pathsep.join([folder, os.environ.get("PATH", "")])
     program = shutil.which("nnictl", path=folder)
     if program is None:
@@ -176,7 +176,7 @@ def nnictl(*arguments: str, loopback: bool = False) -> str:
         text=True,
         timeout=START_SECONDS,
         check=False,
-        start_new_session=True,  # Ctrl-C in the terminal is for this process alone
+        start_new_session=True,  # Ctrl-C in the terminal is for this process only
     )
     return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
 
@@ -192,7 +192,7 @@ def run_experiment(
 ) -> Search:
     """Run a search through nnictl until it is done; return its state.
 
-    Ctrl-C stops the experiment; what is finished then is in the gallery.
+    Ctrl-C stops the experiment. Finished models stay in the gallery.
     """
     search = Search(config.settings)
     for tries_left in reversed(range(START_TRIES)):
@@ -217,7 +217,7 @@ def _follow(
     on_change: Callable[[Search], object],
     seconds_between: float,
 ) -> None:
-    """Apply what the journal tells until the experiment is done."""
+    """Apply new events of the journal until the experiment is done."""
     journal: Journal | None = None
     done, heard = False, time.monotonic()
     while True:

@@ -1,8 +1,8 @@
 """Our spaces as NNI model spaces, so that every NNI strategy can search in them.
 
 A sample has one entry for each α table: its weak learners, each a list of ``[source, op]``. Random
-search, evolution and Petridish all speak of the same samples, and `GrowableModelSpace.genotype`
-makes a genotype of any of them.
+search, evolution and Petridish use the same samples, and `GrowableModelSpace.genotype` converts any
+of them to a genotype.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class NamedSpace(Space, Protocol):
 
 
 class LearnersChoice(LabeledMutable):
-    """The weak learners of one α table; its values are lists of lists of ``[source, op]``.
+    """The weak learners of one α table, as lists of lists of ``[source, op]``.
 
-    Any number of weak learners is a member; random and grid members have a bounded number, since
-    nothing would ever end otherwise.
+    Any number of weak learners is valid. Random samples and grids have a bounded number, since they
+    would be infinite otherwise.
 
     Parameters
     ----------
     space
         The space.
     key
-        The α table; also the label.
+        Key of the α table; also the label.
     max_learners, max_shortcuts
-        At most so many weak learners, and shortcuts in each, are drawn at random.
+        Largest number of weak learners, and of shortcuts of each, in random samples and grids.
     """
 
     def __init__(self, space: NamedSpace, key: str, max_learners: int = 3, max_shortcuts: int = 3):
@@ -63,11 +63,11 @@ class LearnersChoice(LabeledMutable):
         self.max_shortcuts = max_shortcuts
 
     def extra_repr(self) -> str:
-        """Show label and bounds."""
+        """Show the label and the bounds."""
         return f"{self.label!r}, at most {self.max_learners} x {self.max_shortcuts} at random"
 
     def grown(self, learners: Sequence[Any]) -> Genotype:
-        """Return the seed grown by these learners of this α table alone."""
+        """Return the seed grown by weak learners of this α table only."""
         genotype = self.space.seed()
         for learner in learners:
             shortcuts: Learner = tuple((source, op) for source, op in learner)
@@ -75,7 +75,7 @@ class LearnersChoice(LabeledMutable):
         return self.space.check(genotype)
 
     def check_contains(self, sample: Sample) -> SampleValidationError | None:
-        """Return what is wrong with a sample, None if nothing is."""
+        """Return the error of a sample, None if it is valid."""
         if self.label not in sample:
             return SampleMissingError(self.label, list(sample))
         try:
@@ -85,18 +85,18 @@ class LearnersChoice(LabeledMutable):
         return None
 
     def freeze(self, sample: Sample) -> list[Any]:
-        """Return the weak learners that a sample has."""
+        """Return the weak learners of a sample."""
         self.validate(sample)
         return list(sample[self.label])
 
     def default(self, memo: Sample | None = None) -> list[Any]:
-        """Return no weak learner: the seed."""
+        """Return no weak learners, as the seed has."""
         return self._remember(memo, [])
 
     def random(
         self, memo: Sample | None = None, random_state: np.random.RandomState | None = None
     ) -> list[Any]:
-        """Draw a number of weak learners, then of shortcuts, then the shortcuts themselves."""
+        """Draw the number of weak learners, then for each its number of shortcuts and those."""
         if memo is not None and self.label in memo:
             return self.freeze(memo)
         rng = random_state or np.random.RandomState()
@@ -111,9 +111,9 @@ class LearnersChoice(LabeledMutable):
         return self._remember(memo, learners)
 
     def grid(self, memo: Sample | None = None, granularity: int | None = None) -> Iterator[Any]:
-        """Go through all members within the bounds, those of few weak learners first.
+        """Yield all values within the bounds, those of few weak learners first.
 
-        With a granularity, members have at most so many shortcuts in all.
+        The granularity is the largest total number of shortcuts.
         """
         if memo is not None and self.label in memo:
             yield self.freeze(memo)
@@ -128,9 +128,9 @@ class LearnersChoice(LabeledMutable):
         del memo[self.label]
 
     def as_legacy_dict(self) -> dict[str, Any]:
-        """Describe the choice for the web UI, and for tuners that know finite choices only.
+        """Describe the choice for the web UI and for tuners that know finite choices only.
 
-        Those get the seed and members drawn at random, the same ones every time.
+        They get the seed and random values, which are the same every time.
         """
         rng = np.random.RandomState(0)
         values: list[Any] = [[]]
@@ -151,7 +151,7 @@ class LearnersChoice(LabeledMutable):
             yield learners
             return
         eligible = _eligible(self.space, self.label, len(learners))
-        # Every learner that is still to come needs a shortcut too.
+        # Each of the remaining weak learners needs a shortcut too.
         most = min(self.max_shortcuts, len(eligible), shortcuts - (length - len(learners) - 1))
         for count in range(1, most + 1):
             for chosen in itertools.combinations(eligible, count):
@@ -162,15 +162,15 @@ class LearnersChoice(LabeledMutable):
 class GrowableModelSpace(ModelSpace):
     """A space that can grow, for ``NasExperiment(model_space, evaluator, strategy)``.
 
-    Made by `model_space` or `VisionSpace.model_space`. ``freeze(sample)`` builds the network that a
-    sample describes, with fresh weights.
+    `model_space` and `VisionSpace.model_space` return one. ``freeze(sample)`` builds the network of
+    a sample with fresh weights.
 
     Parameters
     ----------
     space
         The space.
     max_learners, max_shortcuts
-        Bounds for what other strategies draw at random; Petridish knows no such bounds.
+        Bounds of the samples that other strategies draw; Petridish does not use them.
     """
 
     def __init__(self, space: NamedSpace, max_learners: int = 3, max_shortcuts: int = 3) -> None:
@@ -185,7 +185,7 @@ class GrowableModelSpace(ModelSpace):
     def create_fixed_module(
         cls, sample: Sample, space: NamedSpace, *args: Any, **kwargs: Any
     ) -> nn.Module:
-        """Build the network of a sample; how NNI makes one in a trial."""
+        """Build the network of a sample; NNI calls this in a trial."""
         return space.build(sample_to_genotype(space, sample))
 
     def freeze(self, sample: Sample) -> nn.Module:
@@ -222,14 +222,21 @@ def model_space(
 
 
 def growable_space(executable: Any, fixed: Mapping[str, Any] | None = None) -> NamedSpace:
-    """Return the space inside what NNI hands to a strategy: ours, or one of NNI's own making.
+    """Return the space of the model space that NNI passes to a strategy.
+
+    Parameters
+    ----------
+    executable
+        The model space, in NNI's format simplified or raw.
+    fixed
+        Labels and values that do not grow, for spaces of NNI's cells and choices.
 
     Raises
     ------
     ConfigError
-        If it is none that can grow.
+        If the space cannot grow.
     """
-    # Format "raw" has the space itself, "simplified" how to make it.
+    # NNI's formats differ: "raw" has the space itself, "simplified" a recipe to make it.
     model: Any = getattr(executable, "model_space", None) or getattr(executable, "model", None)
     found = getattr(model, "trace_symbol", None)
     if not (isinstance(found, type) and issubclass(found, ModelSpace)):
@@ -277,7 +284,7 @@ def to_sample(space: NamedSpace, genotype: Genotype) -> Sample:
 
 @functools.lru_cache(maxsize=1024)
 def _eligible(space: NamedSpace, key: str, count: int) -> list[Shortcut]:
-    """Return the candidates of an α table after so many weak learners, whichever they are."""
+    """Return the candidates of an α table that has a number of weak learners, whichever."""
     genotype = space.seed()
     for _ in range(count):
         genotype = genotype.grown({key: tuple(_shortcuts(space, genotype)[key][:1])})
@@ -291,5 +298,5 @@ def _shortcuts(space: NamedSpace, genotype: Genotype) -> dict[str, list[Shortcut
 
 
 def _outline(space: NamedSpace, genotype: Genotype) -> nn.Module:
-    with torch.device("meta"):  # modules without memory: only their structure is of interest
+    with torch.device("meta"):  # only the structure of the modules is needed
         return space.build(genotype)

@@ -1,8 +1,7 @@
 """Petridish as an NNI strategy: ``NasExperiment(space, evaluator, Petridish(...))``.
 
-The strategy only carries messages: what to do next is decided by the `Coordinator`, growths are
-carried out by `work_on` in the trials, and the gallery remembers everything. NNI's own
-checkpoint holds nothing that is not there too.
+The strategy only passes messages. The `Coordinator` decides on the next growth, `work_on` carries
+it out in a trial, and the gallery keeps all results. NNI's own checkpoint adds nothing to them.
 """
 
 from __future__ import annotations
@@ -57,41 +56,42 @@ _POLL_SECONDS = 1.0
 class Petridish(Strategy):
     """Forward search by growing, for `nni.nas.experiment.NasExperiment`.
 
-    It searches our own spaces, those of ``nni.nas.hub`` and a user's own that are made of NNI's
-    cells and choices. An experiment without a configuration runs in this process.
+    It searches the spaces of this package, those of ``nni.nas.hub``, and a user's own spaces of
+    NNI's cells and choices. An experiment without a configuration runs in this process.
 
     Parameters
     ----------
     gallery
-        Folder for all models, their weights and the journal; shared with the trials. A gallery that
+        Folder of the models, their weights and the journal, shared with the trials. A gallery that
         holds an earlier part of the same search is continued.
     l1, i_max
-        λ and I_max: numbers, or ranges such as ``{"low": 1e-5, "high": 0.1}``. With a range every
-        growth asks Optuna for its own, see `OptunaChooser`. By default those of the kind of space:
-        0.001 and 3, for recurrent cells 0.01 and 1.
+        λ and I_max: numbers, or ranges such as ``{"low": 1e-5, "high": 0.1}``. With a range, Optuna
+        chooses a value for every growth, see `OptunaChooser`. The defaults are those of the kind of
+        space: 0.001 and 3, or 0.01 and 1 for recurrent cells.
     seed
-        Decides every random choice of the search.
+        Random seed of the search.
     seeds
         Number of seed models.
     tolerance
         Relative width of the band above the hull whose models may be parents too.
     max_models, max_growths, max_multiply_adds, max_parameters, max_epochs, max_seconds
-        Where the search stops, see `Limits`. The experiment's own limits hold as well.
+        Limits of the search, see `Limits`. The limits of the experiment apply as well.
     seed_epochs, weak_epochs, final_epochs
-        Epochs of a seed model, of weak learning, and after finalising; by default what the
-        evaluator trains.
+        Epochs of a seed model, of weak learning, and after finalizing. The default is the number of
+        epochs of the evaluator.
     seed_evaluator, weak_evaluator, final_evaluator
         An evaluator for one phase, in place of the experiment's.
     l1_schedule, weak_learning
         Variants of weak learning, see `GrowthSettings`.
     metric, optimize, error
-        Which of the reported numbers to go by and how it becomes an error, see `Metric`. By
-        default, error = 1 − the reported accuracy; what NNI's Regression reports is minimised.
+        The reported number that the search uses and its conversion to an error, see `Metric`. By
+        default, error = 1 − the reported accuracy; reports of NNI's Regression are minimized.
     chooser
-        Chooses λ and I_max of each growth in place of `l1` and `i_max`, which then are numbers.
+        Chooses λ and I_max of each growth in place of `l1` and `i_max`, which must be numbers.
     start, start_model
-        For our own spaces: a gallery or an exported file, and the id of a model in it (by default
-        the most accurate), to start from in place of the seed. See ``docs/guide/models.md``.
+        For spaces of this package: a gallery or an exported file, and the id of a model in it (by
+        default the most accurate), to start from in place of the seed. See
+        ``docs/guide/models.md``.
     fixed
         For spaces of NNI's cells and choices: a sample, or a part of one, that does not grow. The
         rest starts from its simplest values. See ``docs/guide/drop-in.md``.
@@ -181,7 +181,7 @@ class Petridish(Strategy):
         self._fixed = fixed
         if fixed is not None and not isinstance(fixed, Mapping):
             raise ConfigError(f"fixed must be labels and their values but got {fixed!r}.")
-        # All that can be wrong is told here, before the experiment starts anything.
+        # Errors are raised here, before the experiment starts anything.
         SearchSettings(**numbers, limits=self._limits)
         for phase, epochs in self._epochs.items():
             if epochs is not None:
@@ -194,7 +194,7 @@ class Petridish(Strategy):
         run_in_process_by_default(Petridish)
 
     def extra_repr(self) -> str:
-        """Show the gallery and λ, I_max as they were given."""
+        """Show the gallery, and λ and I_max as given."""
         given = [f"{name}={self._search[name]}" for name in RANGED if name in self._search]
         return ", ".join([repr(str(self.folder)), *given])
 
@@ -209,21 +209,21 @@ class Petridish(Strategy):
         return self._replayed().hull()
 
     def list_models(self, sort: bool = True, limit: int | None = None) -> Iterator[Any]:
-        """List the models of the gallery, those of earlier runs included.
+        """List the models of the gallery, including those of earlier runs.
 
         Parameters
         ----------
         sort
-            Whether to begin with the most accurate, and to leave out those without an error;
-            otherwise the oldest is first.
+            Whether to sort by error and leave out models without one; otherwise the oldest model is
+            first.
         limit
-            At most so many.
+            Largest number of models.
 
         Returns
         -------
         Iterator
-            Of models as NNI knows them: ``sample`` is the genotype, and ``executable_model()``
-            loads the network with its trained weights.
+            NNI's model objects: ``sample`` is the genotype, and ``executable_model()`` loads the
+            network with its trained weights.
         """
         models = self.models()
         if sort:
@@ -234,18 +234,18 @@ class Petridish(Strategy):
         yield from map(self._nni_model, models[:limit])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the state is: in the gallery."""
+        """Return the folder of the gallery, which has the whole state."""
         return {"gallery": str(self.folder)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that it is the same gallery; all else is read from it."""
+        """Check that the gallery is the same; the state is read from it."""
         if state_dict["gallery"] != str(self.folder):
             raise ConfigError(
                 f"gallery must be that of the resumed experiment, {state_dict['gallery']!r}, but"
                 f" got {str(self.folder)!r}."
             )
 
-    # How it runs.
+    # Implementation.
 
     def _initialize(self, model_space: Any, engine: Any) -> Any:
         self._prepared = _PreparedSearch(self, model_space)
@@ -314,7 +314,7 @@ class Petridish(Strategy):
             _log.warning("%s failed: %s", growth.id, describe_failure(error))
 
     def _at_once(self, growth: Growth) -> int | None:
-        """Return how many growths share a machine; None in this process, whose user decides."""
+        """Return the number of growths that share a machine; None in the user's process."""
         concurrency = engine_concurrency(self.engine)
         if concurrency is None:
             return None
@@ -347,7 +347,7 @@ class Petridish(Strategy):
 
 
 class _PreparedSearch:
-    """What a strategy knows once it has a space and an evaluator."""
+    """A search whose space and evaluator are known, with its gallery."""
 
     def __init__(self, strategy: Petridish, model_space: Any) -> None:
         self.space = growable_space(model_space, strategy._fixed)
@@ -364,7 +364,7 @@ class _PreparedSearch:
         }
         self.plan = GrowthSettings(**epochs, **strategy._variants)
         self.settings = SearchSettings(**search, limits=strategy._limits, **epochs)
-        # As in `SearchConfig.identity`: a range takes the place of its number.
+        # As in `SearchConfig.identity`, a range replaces its number.
         ranged = {name: asdict(range) for name, range in ranges.items()}
         described = {"space": self.space.name, **self.space.describe()}
         self.start: dict[str, Any] | None = None
@@ -386,7 +386,7 @@ class _PreparedSearch:
         self.chooser = chooser or strategy._chooser
 
     def sample(self, id: str | None) -> dict[str, Any]:
-        """Return the sample of a model of the gallery; of the seed for None."""
+        """Return the sample of a model of the gallery, or of the seed for None."""
         if id is None:
             return to_sample(self.space, self.seed)
         document = self.gallery.load_documents(id)["genotype"]

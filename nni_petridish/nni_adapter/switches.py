@@ -1,8 +1,8 @@
 """The vision space with one switch for every shortcut, for NNI's one-shot strategies.
 
-A weak learner is then the sum of the shortcuts that are on, out of a fixed set of candidates, and
-each shortcut is a `LayerChoice` between nothing and its operation: what DARTS can relax. Samples
-become genotypes, and a sample is frozen to the very network that Petridish would build of it.
+A weak learner is the sum of the shortcuts that are on, out of a fixed set of candidates. Each
+shortcut is a `LayerChoice` between nothing and its operation, which DARTS can relax. A sample can
+be converted to a genotype, and freezing it builds the network that Petridish builds.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class SwitchSpace(ModelSpace):
     Parameters
     ----------
     space
-        The space; its merge must be ``"weighted_sum"``, since a sum is what one-shot can relax.
+        The space. Its merge must be ``"weighted_sum"``: one-shot strategies relax sums.
     max_learners
-        How many weak learners a cell has at most.
+        Largest number of weak learners of a cell.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class SwitchSpace(ModelSpace):
     def create_fixed_module(
         cls, sample: Mapping[str, Any], space: VisionSpace, max_learners: int = 1
     ) -> nn.Module:
-        """Build the network of a sample; how NNI makes one in a trial."""
+        """Build the network of a sample; NNI calls this in a trial."""
         return space.build(to_genotype(space, sample, max_learners))
 
     def freeze(self, sample: dict[str, Any]) -> nn.Module:
@@ -77,10 +77,10 @@ class SwitchSpace(ModelSpace):
 
 
 def to_genotype(space: VisionSpace, sample: Mapping[str, Any], max_learners: int) -> VisionGenotype:
-    """Return the genotype of the shortcuts that are on; weak learners without any are left out."""
+    """Return the genotype of the shortcuts that are on, without empty weak learners."""
     genotype = space.seed()
     for key in genotype.cells:
-        names: dict[str, str] = {}  # of the weak learners that have shortcuts
+        names: dict[str, str] = {}  # new names of the weak learners that have shortcuts
         learners: list[Learner] = []
         for index in range(max_learners):
             on = [
@@ -149,4 +149,4 @@ def _candidates(ops: Any, index: int) -> list[Shortcut]:
 
 
 def _label(key: str, index: int, shortcut: Shortcut) -> str:
-    return ".".join((key, learner_name(index), *shortcut))  # NNI keeps slashes to itself
+    return ".".join((key, learner_name(index), *shortcut))  # NNI reserves slashes

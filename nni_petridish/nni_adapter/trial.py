@@ -1,6 +1,6 @@
-"""A trial of NNI: one growth, ``python -m nni_petridish.trial``.
+"""A trial of NNI, which is one growth: ``python -m nni_petridish.trial``.
 
-The model is saved before it is reported, so that a manager that dies loses nothing. Exit codes: 0
+The model is saved before it is reported, so that nothing is lost if the manager dies. Exit codes: 0
 done, 1 failed (the reason is in the journal and on stderr), 143 stopped by SIGTERM.
 """
 
@@ -20,17 +20,17 @@ from nni_petridish.search.records import Growth, Outcome
 _log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 3
-"""After SIGTERM the running step may end; what takes longer is cut short."""
+"""Time for the running step to end after SIGTERM, before it is interrupted."""
 
 
 class Stopping:
-    """Whether this process was asked to stop, by SIGTERM."""
+    """Request to stop this process, made by SIGTERM."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def listen(self) -> None:
-        """Notice SIGTERM from now on."""
+        """Start to handle SIGTERM."""
         signal.signal(signal.SIGTERM, self._on_term)
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
@@ -43,12 +43,12 @@ class Stopping:
 
 
 def parameters_of(growth: Growth, gallery: str, concurrency: int) -> dict[str, Any]:
-    """Return what a trial must be told, as plain data."""
+    """Return the parameters of a trial as plain data."""
     return {**growth.to_dict(), "gallery": gallery, "concurrency": concurrency}
 
 
 def metrics_of(outcome: Outcome) -> dict[str, Any]:
-    """Return the final result that NNI is told; ``default`` is what its charts show."""
+    """Return the final result for NNI; its charts show ``default``."""
     return {
         "default": outcome.metrics.get("accuracy", -outcome.error),
         "error": outcome.error,

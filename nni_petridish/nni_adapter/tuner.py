@@ -1,8 +1,8 @@
 """The nnictl front: `PetridishTuner` hands growths to NNI's trials.
 
-This module imports no torch: NNI gives a tuner ten seconds to connect. The journal of the gallery
-is what counts; metrics and ends of trials that NNI tells are only reasons to read it, because NNI
-may tell them of the wrong trial.
+This module imports no torch, since NNI gives a tuner ten seconds to connect. The journal of the
+gallery decides. Metrics and ends of trials that NNI reports are only reasons to read it, because
+NNI may report them for the wrong trial.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Send = Callable[[int, dict[str, Any]], None]
 
 
 class PetridishTuner(Tuner):
-    """NNI's side of a Petridish search; see ``configs/petridish.yml`` for its arguments."""
+    """A Petridish search as an NNI tuner; ``configs/petridish.yml`` explains its arguments."""
 
     def __init__(self, **class_args: Any) -> None:
         self._class_args = class_args
@@ -58,28 +58,28 @@ class PetridishTuner(Tuner):
         self._ended = False
         self._manager = find_manager()
 
-    # What NNI calls.
+    # Methods that NNI calls.
 
     def update_search_space(self, search_space: dict[str, Any]) -> None:
-        """Start the search: this is the first thing that NNI tells."""
+        """Start the search; this is NNI's first call."""
         if self._coordinator is not None:
             _log.warning("the search space of a running search cannot change: ignored.")
             return
         with _or_exit():
             self._start(search_space)
-        threading.Thread(target=self._check_for_ever, name="petridish", daemon=True).start()
+        threading.Thread(target=self._check_forever, name="petridish", daemon=True).start()
 
     def generate_multiple_parameters(
         self, parameter_id_list: list[int], **kwargs: Any
     ) -> list[dict[str, Any]]:
-        """Return growths for as many of the ids as there are; the others get theirs later."""
+        """Return the growths that are ready; the remaining ids get theirs later."""
         with self._mutex:
             self._send = kwargs.get("st_callback", self._send)
             self._waiting.extend(parameter_id_list)
             return [parameters for _, parameters in self._hand_out()]
 
     def generate_parameters(self, parameter_id: int, **kwargs: Any) -> dict[str, Any]:
-        """Return one growth; NNI itself asks for several at a time."""
+        """Return one growth; NNI itself asks for several at once."""
         parameters = self.generate_multiple_parameters([parameter_id], **kwargs)
         if not parameters:
             raise NoMoreTrialError("no growth is ready")
@@ -88,11 +88,11 @@ class PetridishTuner(Tuner):
     def receive_trial_result(
         self, parameter_id: int, parameters: Any, value: Any, **kwargs: Any
     ) -> None:
-        """Look into the journal: a model may have come."""
+        """Read the journal, which may have a new model."""
         self._pump()
 
     def trial_end(self, parameter_id: int, success: bool, **kwargs: Any) -> None:
-        """Look into the journal, and after the trial's growth if it is not there."""
+        """Read the journal, and watch the growth of the trial if its outcome is missing."""
         with self._mutex:
             growth = self._handed_out.get(parameter_id)
             if growth is not None and self._coordinator is not None:
@@ -100,13 +100,13 @@ class PetridishTuner(Tuner):
         self._pump()
 
     def load_checkpoint(self) -> None:
-        """Take note that NNI resumes an experiment; what there is to load is in the gallery."""
+        """Record that NNI resumes an experiment; the state itself is in the gallery."""
         self._resumed = True
 
     def import_data(self, data: Any) -> None:
-        """Ignore results that NNI tells after a resume: the journal has them."""
+        """Ignore the results that NNI sends after a resume: the journal has them."""
 
-    # How it is done.
+    # Implementation.
 
     def _start(self, search_space: dict[str, Any]) -> None:
         self._config = self._read_config(search_space)
@@ -114,7 +114,7 @@ class PetridishTuner(Tuner):
         self._watch = HeartbeatWatch(gallery)
         self._coordinator = self._claim(gallery)
         if self._resumed:
-            # NNI runs the unfinished trials again by itself; those it does not are noticed.
+            # NNI runs unfinished trials again. The watch finds those that it does not.
             for growth in self._coordinator.search.running():
                 self._watch.suspect(growth)
         else:
@@ -128,7 +128,10 @@ class PetridishTuner(Tuner):
         return config
 
     def _claim(self, gallery: Gallery) -> Coordinator:
-        """Become the gallery's coordinator; a tuner whose manager died needs a moment to go."""
+        """Become the coordinator of the gallery, once an earlier tuner has ended.
+
+        A tuner whose manager died needs a moment to notice it.
+        """
         deadline = time.monotonic() + CLAIM_SECONDS
         while True:
             try:
@@ -140,7 +143,7 @@ class PetridishTuner(Tuner):
                 time.sleep(0.5)
 
     def _hand_out(self) -> list[tuple[int, dict[str, Any]]]:
-        """Take growths for the ids that wait, as long as there are any of both."""
+        """Return growths for the waiting ids, as many as are ready."""
         coordinator, config = self._coordinator, self._config
         assert coordinator is not None
         result = []
@@ -168,14 +171,14 @@ class PetridishTuner(Tuner):
             for parameter_id, parameters in self._hand_out():
                 self._send(parameter_id, parameters)
 
-    def _check_for_ever(self) -> None:
-        """Notice what nobody tells: workers that died, journal lines of other machines, the end."""
+    def _check_forever(self) -> None:
+        """Check for dead workers, journal lines of other machines, and the end of the search."""
         pause = threading.Event()
         while not pause.wait(CHECK_SECONDS):
             try:
                 if self._manager is not None and not self._manager.is_running():
-                    _log.error("nni_petridish: the NNI manager is gone, so is its tuner.")
-                    os._exit(1)  # the gallery is free for the next one
+                    _log.error("nni_petridish: the NNI manager is gone; its tuner ends.")
+                    os._exit(1)  # releases the gallery
                 self._pump()
                 if self._finished and not self._ended:
                     self._ended = end_experiment()
@@ -187,8 +190,8 @@ class PetridishTuner(Tuner):
 def _or_exit() -> Iterator[None]:
     """End this process if the search cannot start, with the reason in one line of NNI's log.
 
-    NNI goes on without a word when a tuner raises here, but calls the experiment failed when its
-    tuner is gone; `nni-petridish run` finds the reason in the log.
+    NNI ignores an exception here, but counts the experiment as failed when its tuner is gone.
+    ``nni-petridish run`` finds the reason in the log.
     """
     try:
         yield
@@ -200,7 +203,7 @@ def _or_exit() -> Iterator[None]:
 
 
 def experiment_parameters() -> dict[str, Any]:
-    """Return the experiment's configuration, which NNI gives to the process of its tuner."""
+    """Return the configuration of the experiment, which NNI passes on the command line."""
     if "--exp_params" not in sys.argv[:-1]:
         return {}
     encoded = sys.argv[sys.argv.index("--exp_params") + 1]
@@ -219,16 +222,15 @@ def find_manager() -> psutil.Process | None:
 def _is_manager(process: psutil.Process) -> bool:
     try:
         return any("nni_node" in word for word in process.cmdline())
-    except psutil.Error:  # another user's, or gone meanwhile
+    except psutil.Error:  # of another user, or gone by now
         return False
 
 
 def end_experiment() -> bool:
-    """Ask the manager to call the experiment done once its trials are.
+    """Make the manager end the experiment once its trials are done.
 
-    A tuner cannot say that by itself; lowering the maximal number of trials to those there are
-    does. If there was nothing to do at all its time is over instead: NNI would not resume an
-    experiment of no trials.
+    NNI has no command for it, so the largest number of trials is lowered to the present number. For
+    an experiment without trials, which NNI would not resume, the duration is lowered instead.
     """
     channel = os.environ.get("NNI_TUNER_COMMAND_CHANNEL", "")
     match = re.fullmatch(r"ws://([^/]+)(/.*)?/tuner", channel)

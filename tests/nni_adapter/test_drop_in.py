@@ -1,4 +1,4 @@
-"""Petridish on spaces of NNI's own making."""
+"""Petridish on spaces of NNI's cells and choices."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ from tests.support import nni_spaces as spaces
 
 SMALL = {"width": 4, "num_cells": 3, "dataset": "cifar"}
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-GREY = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+GRAY = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def learn(net: nn.Module, images: Tensor, seed: int = 0) -> None:
-    """Move α and all else a little, as an evaluator would."""
+    """Change α and all other parameters a little, as an evaluator would."""
     torch.manual_seed(seed)
     net.train()
     net(images).square().sum().backward()
@@ -67,7 +67,7 @@ def learn(net: nn.Module, images: Tensor, seed: int = 0) -> None:
 
 
 def grow_to_the_limit(net: nn.Module, images: Tensor, i_max: int = 3) -> list[Any]:
-    """Grow until nothing is left; check that finalising changes no prediction."""
+    """Grow until nothing is left; check that finalizing changes no prediction."""
     genotypes = []
     while can_grow(net):
         attach_candidates(net)
@@ -170,7 +170,7 @@ def test_attaching_changes_no_prediction_and_no_gradient_of_the_network() -> Non
     assert {len(rows) for rows in alpha_tables(net).values()} == {13}
 
 
-def test_candidates_are_normalised_and_what_is_kept_is_the_raw_operation() -> None:
+def test_candidates_are_normalized_and_what_is_kept_is_the_raw_operation() -> None:
     torch.manual_seed(0)
     candidate = NormalizedOp(nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(inplace=True)))
     for _ in range(200):
@@ -202,10 +202,10 @@ def test_choices_outside_of_cells_are_made_a_few_at_a_time() -> None:
         "deep2": 1,
     }
     net = space.build(space.seed())
-    before = net.train()(GREY)
+    before = net.train()(GRAY)
     attach_candidates(net)
-    assert torch.equal(net(GREY), before), "a layer has overwritten what others read"
-    learn(net, GREY)
+    assert torch.equal(net(GRAY), before), "a layer has overwritten what others read"
+    learn(net, GRAY)
     tables = alpha_tables(net)
     largest = {key: abs(rows[0]["alpha"]) for key, rows in tables.items()}
     assert set(largest) == {"layer", "numbered", "one", "some", "depth", "deep0"}
@@ -216,7 +216,7 @@ def test_choices_outside_of_cells_are_made_a_few_at_a_time() -> None:
         row = tables[key][0]
         assert genotype.choices[key] == (((row["source"], row["op"]),),)
 
-    genotypes = [genotype, *grow_to_the_limit(net, GREY, i_max=2)]
+    genotypes = [genotype, *grow_to_the_limit(net, GRAY, i_max=2)]
     made = [sum(map(len, genotype.choices.values())) for genotype in genotypes]
     # 2 layers, 1 input, 2 more inputs, 2 more depths, and a layer at each of the 3 depths.
     assert made == [2, 4, 6, 8, 10]
@@ -227,11 +227,11 @@ def test_choices_outside_of_cells_are_made_a_few_at_a_time() -> None:
     assert all(space.sample(genotype)["layer"] in theirs.layer.names for genotype in genotypes)
     for genotype in genotypes:
         assert theirs.contains(space.sample(genotype))
-        assert theirs.freeze(space.sample(genotype))(GREY).shape == (4, 10)
-        assert space.build(genotype)(GREY).shape == (4, 10)
+        assert theirs.freeze(space.sample(genotype))(GRAY).shape == (4, 10)
+        assert space.build(genotype)(GRAY).shape == (4, 10)
     again = space.build(genotypes[-1])
     again.load_state_dict(net.state_dict())
-    assert torch.equal(again.eval()(GREY), net.eval()(GREY))
+    assert torch.equal(again.eval()(GRAY), net.eval()(GRAY))
 
 
 def test_rivals_start_alike_and_unused_layers_are_no_part_of_the_network() -> None:
@@ -249,20 +249,20 @@ def test_cells_of_plain_modules_grow_too() -> None:
     net = space.build(space.seed())
     attach_candidates(net)
     assert len(alpha_tables(net)["cell"]) == 1  # one input, two ops, one of them the stand-in
-    learn(net, GREY)
+    learn(net, GRAY)
     genotype = finalize_candidates(net, 1)
     assert genotype.choices == {"cell": ((("0", "1"),),)}
     theirs = spaces.OwnCells(3)
-    last = [genotype, *grow_to_the_limit(net, GREY)][-1]
+    last = [genotype, *grow_to_the_limit(net, GRAY)][-1]
     assert theirs.contains(space.sample(last))
-    assert theirs.freeze(space.sample(last))(GREY).shape == (4, 10)
+    assert theirs.freeze(space.sample(last))(GRAY).shape == (4, 10)
     assert space.size(net)[1] == count_parameters(theirs.freeze(space.sample(last)))
 
 
 def test_choices_need_no_images() -> None:
     space = UserSpace(spaces.Vectors)
     net = space.build(space.seed())
-    (genotype,) = grow_to_the_limit(net, GREY)
+    (genotype,) = grow_to_the_limit(net, GRAY)
     assert isinstance(space.sample(genotype)["layer"], int)
     assert space.size(net)[0] == 64 * 64 + 64 * 10
 
@@ -293,7 +293,7 @@ def test_what_start_names_is_settled_and_the_rest_grows() -> None:
         ({"normal/op_2_0": "x", "normal/input_2_0": [0]}, "fixed must be of the space DARTS"),
     ],
 )
-def test_a_wrong_start_is_told_in_one_line(start: dict[str, Any], message: str) -> None:
+def test_wrong_fixed_values_are_told_in_one_line(start: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         UserSpace(DARTS, (), SMALL, start)
     assert "\n" not in str(caught.value)
@@ -315,14 +315,14 @@ def test_genotypes_of_other_spaces_are_refused() -> None:
             Genotype.from_dict({"version": 1, "space": "nni", **document})
 
 
-# Experiments: one line is another one.
+# Experiments with one line changed.
 
 SHORT = {"seed_epochs": 1, "weak_epochs": 1, "final_epochs": 1}
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Run experiments that are stopped when the test ends, and listed nowhere."""
+    """Run experiments that are stopped when the test ends and are not listed in the home."""
     home = str(tmp_path / "home")
     os.makedirs(home)
     monkeypatch.setattr(config_utils.Experiments.__init__, "__defaults__", (home,))
@@ -431,7 +431,7 @@ def test_a_space_with_nothing_to_grow_is_told_in_one_line(tmp_path: Path, start:
         start(spaces.Vectors(), FunctionalEvaluator(users.train_by_hand), strategy)
 
 
-def test_growths_in_foreign_spaces_travel_to_trials(tmp_path: Path) -> None:
+def test_growths_in_users_spaces_travel_to_trials(tmp_path: Path) -> None:
     space = UserSpace(DARTS, (), SMALL, {"normal/op_2_0": "skip_connect", "normal/input_2_0": [0]})
     gallery = Gallery.create(tmp_path / "gallery", {}, {})
     evaluators = dict.fromkeys(("seed", "weak", "final"), users.users_lightning(channels=3))
@@ -514,7 +514,7 @@ def test_switches_say_which_shortcuts_a_genotype_has() -> None:
     seed = SUMS.build(SUMS.seed())
     theirs = {name.replace(".cell.", "."): value for name, value in space.net.state_dict().items()}
     seed.load_state_dict({name: theirs[name] for name in seed.state_dict()})
-    torch.testing.assert_close(space.eval()(GREY), seed.eval()(GREY))
+    torch.testing.assert_close(space.eval()(GRAY), seed.eval()(GRAY))
     with pytest.raises(ConfigError, match="merge must be weighted_sum for switches"):
         SwitchSpace(VisionSpace((1, 8, 8), 10))
 
@@ -525,7 +525,7 @@ def test_darts_searches_our_space_by_switches(start: Any) -> None:
     (sample,) = done.export_top_models(1, formatter="dict")
     genotype = SwitchSpace(SUMS).genotype(sample)
     assert set(sample) == set(SwitchSpace(SUMS).simplify())
-    assert SUMS.build(genotype)(GREY).shape == (4, 10)
+    assert SUMS.build(genotype)(GRAY).shape == (4, 10)
 
 
 @pytest.mark.slow

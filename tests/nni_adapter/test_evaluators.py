@@ -112,7 +112,7 @@ def test_processes_that_would_each_search_are_refused_before_anything_is_trained
     alone = Petridish(folder, max_models=1)
     start(spaces.Vectors(), users.classification(strategy="ddp", devices=1), alone)
     assert len(alone.models()) == 1
-    # But it leaves its process group behind, with which others would wait for ever.
+    # But it leaves its process group behind, with which others would wait forever.
     try:
         with pytest.raises(TrainingError, match="part of a process group already"):
             run_evaluator(users.classification(**TWO), nn.Identity(), 1)
@@ -199,7 +199,7 @@ class ReportThreads(Callback):
 
 
 def test_a_forked_process_computes_with_one_thread() -> None:
-    """With more it waits for ever for OpenMP's, if this process has used them."""
+    """With more it waits forever for OpenMP's, if this process has used them."""
     before, reports = torch.get_num_threads(), []
     space = UserSpace(spaces.Tabular)
     try:

@@ -21,7 +21,7 @@ from nni_petridish.nni_adapter.nnictl import (
     Experiment,
     NniError,
     SilentError,
-    _signals_put_off,
+    _signals_deferred,
     free_port,
     nnictl,
 )
@@ -124,9 +124,9 @@ def test_an_experiment_with_nothing_to_do_is_done_and_silence_is_no_end(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_put_off_and_then_count_again(number: signal.Signals) -> None:
+def test_signals_are_deferred_and_then_count_again(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with _signals_put_off() as arrived:
+    with _signals_deferred() as arrived:
         for _ in range(2):
             os.kill(os.getpid(), number)
     assert arrived == [number, number]

@@ -58,7 +58,7 @@ DIGITS = {"limit": 64, "validation": 64}
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NNI lists all experiments in the user's home; those of tests do not belong there."""
+    """Keep experiments of tests out of the list that NNI has in the user's home."""
     home = str(tmp_path / "home")
     os.makedirs(home)
     monkeypatch.setattr(config_utils.Experiments.__init__, "__defaults__", (home,))
@@ -240,7 +240,7 @@ def test_lightning_evaluators_learn_weakly_unchanged(
     assert trainer.current_epoch == 0, "the user's own trainer was used"
 
 
-def test_what_regression_reports_is_minimised(tmp_path: Path, start: Any) -> None:
+def test_what_regression_reports_is_minimized(tmp_path: Path, start: Any) -> None:
     space = VisionSpace((1, 8, 8), 1, cells_per_stage=1, filters=4, stages=2).model_space()
     strategy = Petridish(tmp_path / "gallery", max_models=3)
     done = start(strategy, users.regression(), space=space)
@@ -458,7 +458,7 @@ def test_an_interrupted_experiment_resumes(tmp_path: Path, start: Any) -> None:
     first = start(Petridish(folder, max_models=4, **SHORT), by_hand(), models=2)
     before = [model.sample for model in first.strategy.list_models(sort=False)]
     first.stop()
-    # As if killed on the way: handed out, and nobody is working on it.
+    # As if killed on the way: handed out, without a worker.
     settings = SearchSettings(limits=Limits(max_models=4), **SHORT)
     with Coordinator(Gallery(folder), settings) as coordinator:
         assert coordinator.ask().id == "g00002"
@@ -638,14 +638,14 @@ def test_a_growth_that_was_given_back_is_not_lost_when_it_runs_again() -> None:
 
 
 class EngineOfALostWorker(SequentialExecutionEngine):
-    """An engine whose worker dies in the first growth or growths, without a word to anybody.
+    """An engine whose workers die in the first growths, without an event.
 
     Parameters
     ----------
     gallery
-        Where the worker leaves its last sign of life.
+        Gallery with the last heartbeat of the worker.
     deaths
-        How many workers die.
+        Number of workers that die.
     """
 
     def __init__(self, gallery: Path, deaths: int) -> None:
@@ -732,7 +732,7 @@ finally:
 
 
 def serve(tmp_path: Path, action: str, models: int, failures: int) -> subprocess.Popen[str]:
-    # Far too many threads: each trial is to cut them to its share.
+    # Far too many threads, which each trial must reduce to its share.
     environment = {**os.environ, "OMP_NUM_THREADS": "64", "MKL_NUM_THREADS": "64"}
     arguments = [tmp_path / "gallery", tmp_path / "home", free_port(), action, models, failures]
     return subprocess.Popen(
@@ -759,7 +759,7 @@ def descendants(pid: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_training_service_runs_two_trials_and_survives_a_kill(tmp_path: Path) -> None:
-    # So many that some are new after the kill, however late it comes.
+    # Enough models that some are new after the kill, however late it comes.
     process = serve(tmp_path, "run", 6, failures=0)
     folder = tmp_path / "gallery"
     try:

@@ -75,7 +75,7 @@ def processes(experiment: str) -> dict[str, list[psutil.Process]]:
 
 
 def kill(experiment: str, victim: str) -> bool:
-    """Kill -9 what there is of a kind; False if there is none."""
+    """Kill -9 a process of a kind, or all of them; return whether there was any."""
     found = processes(experiment)
     chosen = found[victim][:1] if victim != "all" else [p for kind in found.values() for p in kind]
     for process in chosen:
@@ -87,7 +87,7 @@ def kill(experiment: str, victim: str) -> bool:
 
 
 def is_done(experiment: Experiment) -> bool:
-    """Tell whether NNI calls it done; a manager that is gone or broken is not."""
+    """Return whether NNI calls the experiment done; not if its manager is gone or broken."""
     try:
         return experiment.status() == "DONE"
     except (NniError, OSError, ValueError):
@@ -95,7 +95,7 @@ def is_done(experiment: Experiment) -> bool:
 
 
 def resume(experiment: Experiment) -> None:
-    """Bring an experiment back whatever is left of it."""
+    """Resume an experiment, whatever is left of it."""
     for _ in range(5):
         nnictl("stop", experiment.id)
         for kind in processes(experiment.id).values():

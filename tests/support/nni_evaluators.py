@@ -95,12 +95,12 @@ def train_by_hand(net: nn.Module, lr: float = 0.05, epochs: int = 1) -> None:
 
 
 def train_once(net: nn.Module, lr: float = 0.05) -> None:
-    """A user's function that nobody can tell how long to train."""
+    """A user's function without an argument for the number of epochs."""
     train_by_hand(net, lr, epochs=1)
 
 
 def fail_at_times(net: nn.Module, folder: str, times: int) -> None:
-    """Train seeds; fail the first ``times`` times that anything else is to be trained."""
+    """Train seeds; of other networks, fail at the first ``times``."""
     if net.genotype.growths or any(m.weak_learner is not None for m in net.cells):
         tries = len(os.listdir(folder))
         (Path(folder) / str(tries)).touch()
@@ -184,17 +184,17 @@ def diabetes(epochs: int = 1, batch_size: int = 20, **options: object) -> Regres
 
 
 def tell(net: nn.Module, told: float) -> None:
-    """Report a number, to tell which evaluator it was; nothing is trained."""
+    """Report a number that identifies the evaluator; train nothing."""
     nni.report_final_result({"default": 0.5, "told": told})
 
 
 def count_nodes(net: nn.Module) -> None:
-    """Prefer recurrent cells of many nodes; nothing is trained."""
+    """Prefer recurrent cells of many nodes; train nothing."""
     nni.report_final_result(float(len(net.genotype.nodes)))
 
 
 class Tasked(Evaluator):
-    """A user's evaluator that happens to call what it is for its task."""
+    """A user's evaluator with an attribute named ``task``."""
 
     task = "digits"
 
@@ -204,7 +204,7 @@ class Tasked(Evaluator):
 
 @nni.trace
 class Silent(TaskEvaluator):
-    """An evaluator whose own task never says how good a network is."""
+    """An evaluator whose task reports no metric."""
 
     @property
     def epochs(self) -> int:
@@ -224,8 +224,11 @@ class SilentTask(VisionTask):
 
 
 def look_at_work(net: nn.Module, folder: str) -> None:
-    """Report which files show that a worker is at its growth; nothing is trained."""
+    """Report which files show that a worker is at its growth; train nothing."""
     (work,) = (Path(folder) / "work").iterdir()
+    deadline = time.monotonic() + 10
+    while not (work / "pulse").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)  # the heartbeat is a thread
     present = {name: float((work / name).exists()) for name in ("pulse", "lock")}
     nni.report_final_result({"default": 0.5, **present})
 
@@ -236,7 +239,7 @@ def interrupt(net: nn.Module) -> None:
 
 
 def terminate(net: nn.Module) -> None:
-    """Train for ever in a process that is asked to end."""
+    """Train forever in a process that is asked to end."""
     os.kill(os.getpid(), signal.SIGTERM)
     while True:
         time.sleep(0.1)

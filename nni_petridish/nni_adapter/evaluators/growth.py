@@ -29,30 +29,30 @@ _PICKLE_SIZE = 64 * 1024  # NNI's own limit for what it sends to trials
 
 
 class GrowthEvaluator(Evaluator):
-    """Carries out one growth where NNI would evaluate one model.
+    """Evaluator that carries out a growth in place of NNI's evaluation of a model.
 
-    The network comes from the gallery, not from NNI, and what became of the growth is in the
-    gallery before NNI hears of it: NNI may lose messages, and swaps the parameters of trials.
+    The network comes from the gallery, not from NNI, and the outcome is in the gallery before it is
+    reported, because NNI may lose messages and swaps the parameters of trials.
 
     Parameters
     ----------
     growth
-        What to do.
+        The growth.
     space
-        What networks may look like.
+        The space of its networks.
     evaluators
-        The evaluator of each phase; or what `_dump` made of them.
+        The evaluator of each phase, or all of them as the string that is sent to a trial.
     gallery
-        Folder of the gallery; the same on all machines.
+        Folder of the gallery, the same on all machines.
     plan
-        How long the phases are.
+        Lengths of the phases and variants of weak learning.
     metric
-        What to take from the evaluators' reports.
+        The metric of the search among the evaluators' reports.
     concurrency
-        How many trials share the cores of a machine, each a process of its own; None in the user's
-        process, whose threads and signals are left as they are.
+        Number of trials, each a process, that share the cores of a machine. None in the user's
+        process, whose threads and signals are left unchanged.
     start
-        The model to start from instead of the seed, see `nni_petridish.running.warm_start`.
+        The model to start from in place of the seed, see `nni_petridish.running.warm_start`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class GrowthEvaluator(Evaluator):
         return repr(self.growth)
 
     def evaluate(self, model: Any = None) -> Outcome:
-        """Carry out the growth as every worker does, and report it."""
+        """Carry out the growth and report its outcome."""
         stopping = Stopping()
         if self.concurrency is not None:
             set_threads(self.concurrency)
@@ -101,7 +101,7 @@ class GrowthEvaluator(Evaluator):
         return task if self.start is None else warm_task(task, self.start)
 
     def _execute(self, model: Any) -> Outcome:
-        """Do not build the network that NNI would."""
+        """Evaluate without building NNI's network, which is not used."""
         return self.evaluate()
 
     def _final(self, outcome: Outcome) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class GrowthEvaluator(Evaluator):
         return {"growth": self.growth.id, "attempt": self.growth.attempt}
 
     def _dump(self) -> dict[str, Any]:
-        """Return what NNI sends to a trial: plain data, but for the space and ``error``."""
+        """Return the parameters of a trial: plain data except for the space and ``error``."""
         return {
             "growth": self.growth.to_dict(),
             "space": self.space,
@@ -151,10 +151,10 @@ class GrowthEvaluator(Evaluator):
 
 
 def _packed(evaluators: Mapping[str, Any] | str) -> str:
-    """Serialise evaluators as one string, each of them, and the data it holds, once.
+    """Serialize evaluators as one string that contains each of them, and its data, once.
 
-    NNI reads the parameters of a trial again at its end, in the strategy's process. A string keeps
-    it from loading the data there, and in the trial from doing so before the threads are limited.
+    NNI loads the parameters of a trial again at its end, in the strategy's process. A string keeps
+    it from loading the data there, and in the trial before the number of threads is set.
     """
     if isinstance(evaluators, str):
         return evaluators
@@ -182,7 +182,7 @@ def trained_network(space: Space, gallery: str, id: str) -> torch.nn.Module:
 
 
 def _shown(phase: str, record: Record) -> float:
-    """Return the number of an epoch that NNI's charts show."""
+    """Return the number that NNI's charts show for an epoch."""
     if "metric" in record:
         return record["metric"]
     if "validation_error" in record:

@@ -1,7 +1,7 @@
-"""What differs between evaluators: how long they train, and how to make them train so long.
+"""Epochs of NNI's evaluators: their number, and training with another number.
 
-An evaluator is run as its user made it. Lightning's get a new Trainer for each phase, since none
-can fit twice; of functions only the argument ``epochs`` is ever set, and only if it is asked for.
+An evaluator runs as its user made it. A Lightning evaluator gets a new Trainer for each phase,
+since a Trainer cannot fit twice. Of a function, only an argument named ``epochs`` is ever set.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "TaskEvaluator",
     "check_evaluator",
     "current_epoch",
-    "is_minimised",
+    "is_minimized",
     "own_epochs",
     "run_evaluator",
     "seeded",
@@ -44,20 +44,20 @@ __all__ = [
 ]
 
 _LIGHTNING_DEFAULT = 1000
-"""Epochs of a Lightning Trainer that was not told how many."""
+"""Epochs of a Lightning Trainer without ``max_epochs``."""
 _CHATTER = ("GPU avail", "TPU avail", "HPU avail", "💡 Tip", "`Trainer.fit` stopped: `max_epochs")
 
 
 class TaskEvaluator(MutableEvaluator):
-    """An evaluator with a task of its own, which trains in its place under `Petridish`.
+    """An evaluator with a task, which trains in its place under `Petridish`.
 
-    Its training can be interrupted and goes on from its last epoch. Other evaluators are run as
-    they are, whatever attributes they have. Subclasses are decorated by ``nni.trace``.
+    Its training can be interrupted and continues from the last epoch. Subclasses must be decorated
+    with ``nni.trace``.
     """
 
     @property
     def epochs(self) -> int:
-        """Epochs that it trains if nobody tells it."""
+        """Default number of epochs."""
         raise NotImplementedError
 
     def task(self, space: Any) -> Task:
@@ -66,7 +66,7 @@ class TaskEvaluator(MutableEvaluator):
 
 
 def own_epochs(evaluator: Any) -> int:
-    """Return how many epochs an evaluator trains if nobody tells it; 1 if it does not say."""
+    """Return the default number of epochs of an evaluator, 1 if it is not known."""
     if isinstance(evaluator, TaskEvaluator):
         return evaluator.epochs
     if isinstance(evaluator, Lightning):
@@ -80,7 +80,7 @@ def own_epochs(evaluator: Any) -> int:
 
 
 def check_evaluator(name: str, evaluator: Any, epochs: int | None) -> None:
-    """Raise a `ConfigError` unless this is an evaluator that can train so many epochs."""
+    """Raise `ConfigError` unless this is an evaluator that can train a number of epochs."""
     if not isinstance(evaluator, Evaluator):
         raise ConfigError(f"the {name} evaluator must be an NNI evaluator but got {evaluator!r}.")
     labels = list(evaluator.simplify()) if isinstance(evaluator, MutableEvaluator) else []
@@ -97,13 +97,13 @@ def check_evaluator(name: str, evaluator: Any, epochs: int | None) -> None:
         )
 
 
-def is_minimised(evaluator: Any) -> bool:
-    """Tell whether an evaluator is known to report what is better when it is lower."""
+def is_minimized(evaluator: Any) -> bool:
+    """Return whether lower reports of an evaluator are better, as far as is known."""
     return isinstance(evaluator, Lightning) and isinstance(evaluator.module, RegressionModule)
 
 
 def steps_per_epoch(evaluator: Any) -> int | None:
-    """Return the number of steps that an evaluator makes in an epoch, None if it does not say."""
+    """Return the number of steps of an epoch, None if it is not known."""
     try:
         return len(evaluator.train_dataloaders)
     except (AttributeError, TypeError):
@@ -111,14 +111,14 @@ def steps_per_epoch(evaluator: Any) -> int | None:
 
 
 def current_epoch(evaluator: Any) -> int | None:
-    """Return the epoch that is being trained, counted from 1; None if nobody knows."""
+    """Return the current epoch, counted from 1, None if it is not known."""
     if isinstance(evaluator, Lightning):
         return int(evaluator.trainer.current_epoch) + 1
     return None
 
 
 def run_evaluator(evaluator: Any, net: nn.Module, epochs: int) -> int:
-    """Train a network; return the number of epochs it took, 0 if nobody knows."""
+    """Train a network; return the number of epochs, 0 if it is not known."""
     if isinstance(evaluator, Lightning):
         return _run_lightning(evaluator, net, epochs)
     if isinstance(evaluator, FunctionalEvaluator) and _knows_epochs(evaluator):
@@ -150,9 +150,9 @@ def _new_trainer(users: Any, epochs: int) -> Any:
 
 @contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Keep Lightning from saying for every phase anew which hardware there is, and the like.
+    """Suppress Lightning's messages about hardware and tips, which every new Trainer repeats.
 
-    The user's Trainer has said it once; whatever else is logged stays.
+    The user's own Trainer has logged them once. Other messages are kept.
     """
     log = logging.getLogger("pytorch_lightning.utilities.rank_zero")
 
@@ -168,9 +168,9 @@ def _without_chatter() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed all random numbers that an evaluator may use; the caller's are left as they were."""
+    """Seed all random generators that an evaluator may use, and restore them afterwards."""
     state = random.getstate()
-    numpy_state = np.random.get_state()  # noqa: NPY002 - what users' code draws from
+    numpy_state = np.random.get_state()  # noqa: NPY002 - users' code draws from it
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002

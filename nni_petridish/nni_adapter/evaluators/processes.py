@@ -1,7 +1,7 @@
 """Lightning evaluators that train in several processes, as ``strategy="ddp_fork"`` does.
 
-Lightning hands the weights back to the process that started the others, α among them, but not what
-was reported to NNI meanwhile, nor how far the training got. Here both find their way home.
+Lightning returns the weights, including α, to the process that started the others, but neither the
+reports to NNI nor the number of epochs. This module returns both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _END = "END"
 
 
 def check_processes(name: str, trainer: Any) -> None:
-    """Raise a `ConfigError` if a trainer's processes are not started by this one."""
+    """Raise `ConfigError` if the processes of a trainer are not started by this one."""
     if trainer.world_size == 1 or (_starts_processes(trainer) and trainer.num_nodes == 1):
         return
     asked = trainer.trace_kwargs.get("strategy", "auto")
@@ -40,15 +40,17 @@ def check_processes(name: str, trainer: Any) -> None:
 
 @contextmanager
 def reports_from_all(trainer: Any) -> Iterator[None]:
-    """Let a trainer fit; what its processes report is reported by this one once they are done.
+    """Report the results of all processes of a trainer from this one, when they are done.
 
     Every process has its share of the validation set. Numbers that all of them report are averaged,
-    as Lightning's ``sync_dist=True`` does; numbers that were equal already stay what they are.
+    as with Lightning's ``sync_dist=True``.
     """
     if not _starts_processes(trainer):
         yield
         return
-    if torch.distributed.is_initialized():  # what is forked would wait for threads it has not got
+    if (
+        torch.distributed.is_initialized()
+    ):  # a forked process would wait for threads that it does not have
         raise TrainingError(
             "this process is part of a process group already, of an evaluator with strategy='ddp'"
             " say: it cannot start processes that train."
@@ -82,7 +84,7 @@ class _ReportToFile(Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if trainer.strategy.launcher._start_method == "fork":
-            torch.set_num_threads(1)  # OpenMP's threads are lost in a fork, and waited for
+            torch.set_num_threads(1)  # OpenMP waits for threads that a fork does not copy
         path = Path(self.folder) / f"{trainer.global_rank:06d}"
         self.channel = _FileChannel(path, trainer)
         set_trial_channel(self.channel)
@@ -120,7 +122,7 @@ def _read(path: Path) -> list[_Report]:
 
 
 def _merged(of_processes: Sequence[Sequence[_Report]]) -> Iterator[_Report]:
-    """Yield the first process's reports, or all processes' means where they report in step."""
+    """Yield means over the processes if all report the same epochs, else the first's reports."""
     steps = [[report[:2] for report in reports] for reports in of_processes]
     if all(others == steps[0] for others in steps):
         for reports in zip(*of_processes, strict=True):

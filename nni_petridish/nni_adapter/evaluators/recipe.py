@@ -19,10 +19,10 @@ from nni_petridish.tasks.vision.training import evaluate, fit
 
 @nni.trace
 class RecipeEvaluator(TaskEvaluator):
-    """Trains by the paper's recipe on one of our data sets, under any NNI strategy.
+    """Evaluator that trains by the paper's recipe on a built-in data set, under any NNI strategy.
 
-    Under `Petridish` it trains exactly as the other ways to search do, and what was interrupted
-    goes on from its last epoch. Data are loaded where they are used: in the trial.
+    Under `Petridish` it trains exactly as the other fronts do, and an interrupted training
+    continues from its last epoch. The data are loaded where they are used, in the trial.
 
     Parameters
     ----------
@@ -31,9 +31,9 @@ class RecipeEvaluator(TaskEvaluator):
     data_options
         Further arguments of `load_data`.
     recipe
-        What to change in the data set's recipe, by name.
+        Changes to the recipe of the data set, by name.
     seed
-        Of the training, where no growth has one of its own.
+        Random seed of the training under other strategies; a growth has its own.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""A task whose training is somebody else's: any NNI evaluator, as its user made it.
+"""A task that trains with an NNI evaluator, as its user made it.
 
-Weak learning needs nothing of an evaluator. The candidates are modules of the network and train
-with it, and the L1 term reaches α by itself.
+Weak learning requires nothing of an evaluator. The candidates are modules of the network and train
+with it, and the L1 term is added to the gradient of α by a hook.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nni_petridish.nni_adapter.compat.patches import trial_channel
 from nni_petridish.nni_adapter.evaluators.lengths import (
     TaskEvaluator,
     current_epoch,
-    is_minimised,
+    is_minimized,
     run_evaluator,
     seeded,
     steps_per_epoch,
@@ -37,18 +37,18 @@ OPTIMIZE = ("auto", "maximize", "minimize")
 
 @dataclass(frozen=True)
 class Metric:
-    """Which of the evaluator's numbers the search goes by, and how it becomes an error.
+    """The number of an evaluator's report that the search uses, and its conversion to an error.
 
     Parameters
     ----------
     name
-        Which one, if the evaluator reports several by name.
+        Its name, if the evaluator reports several numbers by name.
     optimize
         ``"maximize"``: error = 1 − metric, for accuracies between 0 and 1; ``"minimize"``: the
-        metric is the error; ``"auto"``: what NNI's Regression reports is minimised, all else is
-        maximised.
+        metric is the error; ``"auto"``: reports of NNI's Regression are minimized, all others
+        maximized.
     error
-        A function from the metric to the error; replaces ``optimize``.
+        Function from the metric to the error; replaces ``optimize``.
     """
 
     name: str = "default"
@@ -64,12 +64,12 @@ class Metric:
             raise ConfigError(f"error must be a function of the metric but got {self.error!r}.")
 
     def measure(self, evaluator: Any) -> Measure:
-        """Return name and form of the error that an evaluator's metric becomes."""
+        """Return the name and form of the error that the metric of an evaluator becomes."""
         is_share = self.error is None and not self._is_error(evaluator)
         return ERROR if is_share else Measure("error", is_share=False)
 
     def to_error(self, value: float, evaluator: Any) -> float:
-        """Return the error that belongs to a value of the metric."""
+        """Return the error for a value of the metric."""
         if self.error is not None:
             return float(self.error(value))
         if self._is_error(evaluator):
@@ -82,12 +82,12 @@ class Metric:
         return 1 - value
 
     def _is_error(self, evaluator: Any) -> bool:
-        return self.optimize == "minimize" or (self.optimize == "auto" and is_minimised(evaluator))
+        return self.optimize == "minimize" or (self.optimize == "auto" and is_minimized(evaluator))
 
 
 @dataclass(frozen=True)
 class _Trained:
-    """The network that was trained last, in which phase, and the record of its last epoch."""
+    """The network trained last, its phase, and the record of its last epoch."""
 
     net: weakref.ref[nn.Module]
     phase: str
@@ -98,17 +98,17 @@ class _Trained:
 class EvaluatorTask:
     """Growing in a space with NNI evaluators.
 
-    After an interruption, phases that were finished are not repeated, and the one under way starts
-    anew; a `TaskEvaluator`, such as `RecipeEvaluator`, goes on from its last epoch.
+    After an interruption, finished phases are not repeated, and an unfinished one starts again. A
+    `TaskEvaluator`, such as `RecipeEvaluator`, continues from its last epoch.
 
     Parameters
     ----------
     space
-        What networks may look like.
+        The space of the networks.
     evaluators
         The evaluator of each phase: ``seed``, ``weak``, ``final``.
     metric
-        What to take from their reports.
+        The metric of the search among their reports.
     """
 
     space: Space
@@ -145,7 +145,7 @@ class EvaluatorTask:
         return records
 
     def steps(self, epochs: int) -> int:
-        """Return how many steps of weak learning so many epochs are."""
+        """Return the number of steps of weak learning in a number of epochs."""
         evaluator = self.evaluators["weak"]
         if isinstance(evaluator, TaskEvaluator):
             return evaluator.task(self.space).steps(epochs)
@@ -158,7 +158,7 @@ class EvaluatorTask:
         return epochs * steps
 
     def evaluate(self, net: nn.Module) -> Record:
-        """Return the metric that was reported when the network was trained, and its error."""
+        """Return the metric reported at the end of the last training, and its error."""
         trained = self._trained
         if trained is None or trained.net() is not net:
             raise TrainingError("an evaluator measures a network when it trains it, not later.")
@@ -170,7 +170,7 @@ class EvaluatorTask:
         return {"error": self.metric.to_error(record["metric"], evaluator), **record}
 
     def validation_losses(self, net: nn.Module) -> Iterable[Tensor]:
-        """Return those of the weak phase's own task; other evaluators cannot tell."""
+        """Return the losses of the weak phase's task; none with other evaluators."""
         evaluator = self.evaluators["weak"]
         if not isinstance(evaluator, TaskEvaluator):
             return ()
@@ -183,7 +183,7 @@ class EvaluatorTask:
     def _train_once(
         self, evaluator: Any, net: nn.Module, phase: Phase, callbacks: Callbacks
     ) -> list[Record]:
-        """Run the evaluator, unless the checkpoint says that this was done."""
+        """Run the evaluator, unless the checkpoint has a finished phase."""
         folder, facts = phase.checkpoint, {"seed": phase.random_seed, "epochs": phase.epochs}
         restored = None if folder is None else _restored(net, folder, facts)
         if restored is not None:
@@ -198,7 +198,7 @@ class EvaluatorTask:
     ) -> list[Record]:
         records: list[Record] = []
 
-        def hear(value: Any) -> None:
+        def on_intermediate(value: Any) -> None:
             record = to_record(value, self.metric.name)
             record["epoch"] = current_epoch(evaluator) or len(records) + 1
             records.append(record)
@@ -206,7 +206,7 @@ class EvaluatorTask:
             if callbacks.should_stop():
                 raise Interrupted(f"{phase.label} was stopped at epoch {record['epoch']:g}.")
 
-        listener = Listener(hear)
+        listener = Listener(on_intermediate)
         net.train()
         with trial_channel(listener), seeded(phase.random_seed):
             trained = run_evaluator(evaluator, net, phase.epochs)
@@ -241,5 +241,5 @@ def _restored(net: nn.Module, folder: Path, facts: dict[str, Any]) -> list[Recor
 
 
 def _no_optimizer(net: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer without a state: the evaluator's own is gone with its phase."""
+    """Return an optimizer without state, since that of the evaluator ends with its phase."""
     return torch.optim.SGD(net.parameters(), lr=0.0)

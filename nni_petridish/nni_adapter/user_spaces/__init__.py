@@ -1,4 +1,4 @@
-"""Growing in spaces that were made with NNI's own cells and choices."""
+"""Growth in users' spaces, made of NNI's cells and choices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Build a network of a space of NNI in NNI's own way, but with sites for what may grow.
+"""Networks of a user's space as NNI builds them, but with sites for the decisions that can grow.
 
-Under `model_context`, NNI makes frozen modules in place of its choices, through the class method
-``create_fixed_module``. Here that method is ours for a while, for cells and for choices.
+Under `model_context`, NNI replaces its choices by frozen modules through the class method
+``create_fixed_module``. While a network is built, that method is patched for cells and choices.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ Decisions = Mapping[str, Decision]
 
 
 def build_growable(make: Callable[[], nn.Module], decisions: Decisions, base: Sample) -> nn.Module:
-    """Make a network whose cells and choices, as far as they have decisions, are sites.
+    """Build a network whose cells and choices are sites, if they have a decision.
 
     Parameters
     ----------
     make
-        Makes the user's model space.
+        Factory of the user's model space.
     decisions
-        What may grow, by label.
+        The decisions that can grow, by label.
     base
         The sample of the network.
     """
@@ -78,10 +78,10 @@ def _cell(decisions: Decisions, cls: Any, sample: Sample, *args: Any, **kwargs: 
 
 
 class _CellOps:
-    """Makes NNI's operations for a cell.
+    """Factory of NNI's operations for a cell.
 
     Candidates are usually lambdas, which cannot be pickled. A network that is sent to another
-    process, by ``strategy="ddp_spawn"`` say, trains there as it is and does not need them.
+    process, for example by ``strategy="ddp_spawn"``, trains there without them.
     """
 
     def __init__(self, candidates: Any, sample: Sample) -> None:
@@ -92,7 +92,7 @@ class _CellOps:
     def __call__(self, node: int, slot: int, source: int, name: str) -> nn.Module:
         if name not in self.named:
             raise GrowthError("a network of NNI's cells cannot grow once it was pickled.")
-        with model_context(self.sample):  # widths may be choices, with their values in the sample
+        with model_context(self.sample):  # widths may be choices too
             made = create_cell_op_candidates({name: self.named[name]}, node, slot, source)
         op: nn.Module = made[0][name]
         return op

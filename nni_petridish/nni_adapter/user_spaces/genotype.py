@@ -1,4 +1,4 @@
-"""Architectures of a space of NNI: the weak learners of each cell and choice."""
+"""Architectures of a user's space: the weak learners of each cell and choice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nni_petridish.errors import GenotypeError
 class ChoiceGenotype(LearnersGenotype):
     """An architecture of a space made of NNI's cells and choices.
 
-    The space itself says what the labels are; see `UserSpace`, which also makes NNI's sample of
-    a genotype.
+    The labels are those of the space, see `UserSpace`, which also converts a genotype to NNI's
+    sample.
 
     Parameters
     ----------
     choices
-        For each label of a cell or a choice its weak learners, in the order of growth. Labels where
-        nothing has grown yet are left out.
+        The weak learners of each label of a cell or choice, in the order of growth. Labels where
+        nothing has grown are left out.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class ChoiceGenotype(LearnersGenotype):
         return self.choices.get(key, ())
 
     def _check_key(self, key: str) -> None:
-        """Accept any label: the space knows which there are."""
+        """Accept any label; the space checks it."""
 
 
 def _check_learners(place: str, learners: object) -> tuple[Learner, ...]:

@@ -1,4 +1,4 @@
-"""Find what may grow in a space of NNI, and the member to start from."""
+"""Decisions of a user's space that can grow, and the sample that growth starts from."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_base(
 ) -> Sample:
     """Return the sample that growth starts from: what is fixed, and the simplest for the rest.
 
-    Choices that cannot grow, such as widths, get NNI's default, their first value.
+    Choices that cannot grow, such as widths, have NNI's default, the first value.
     """
     mutables = space.simplify()
     for label in fixed:
@@ -70,23 +70,23 @@ def read_base(
 
 
 def same_creation(kind: type, like: type) -> bool:
-    """Tell whether NNI would make a frozen module of one kind as it makes one of the other."""
+    """Return whether NNI creates frozen modules of two classes by the same method."""
     made, known = kind.create_fixed_module, like.create_fixed_module  # type: ignore[attr-defined]
     return getattr(made, "__func__", made) is getattr(known, "__func__", known)
 
 
 def depth_choice(depth: Any) -> Any:
-    """Return the choice of a depth if it is one of its own, not computed from others."""
+    """Return the choice of a depth, None if the depth is computed from other choices."""
     return depth if isinstance(depth, Categorical) else None
 
 
 def can_add_inputs(n_chosen: int | None, reduction: str) -> bool:
-    """Tell whether inputs can be added one by one."""
+    """Return whether inputs can be added one by one."""
     return n_chosen == 1 or (n_chosen is None and reduction in _SUMS)
 
 
 def _choices(module: nn.Module) -> Iterator[nn.Module]:
-    """Go through cells and choices; what is inside a cell is the cell's business."""
+    """Yield the cells and choices of a module, without those inside cells."""
     for child in module.children():
         if isinstance(child, Cell | LayerChoice | InputChoice | Repeat):
             yield child
@@ -96,7 +96,7 @@ def _choices(module: nn.Module) -> Iterator[nn.Module]:
 
 def _decision(module: nn.Module, fixed: Mapping[str, Any]) -> Decision | None:
     if isinstance(module, Cell):
-        # Numbers are the names of operations that come from NNI's old, deprecated way to give them.
+        # Operations have numbers as names if they are given in NNI's old, deprecated way.
         is_old = any(isinstance(name, int) for name in module.ops[0][0].names)
         return None if is_old else _cell_decision(module, fixed)
     if module.label in fixed:
@@ -132,15 +132,15 @@ def _cell_decision(cell: Any, fixed: Mapping[str, Any]) -> CellDecision:
         tuple(k for k, (label, _) in enumerate(node) if label not in fixed) for node in labels
     )
     candidates = {str(name): cell.ops[0][0][name] for name in cell.ops[0][0].names}
-    # The nodes take turns, so that every input is used, and what prepares it is trained. The last
-    # comes first: it is the output of the cell before.
+    # The nodes take turns, so that every input is used and its preprocessing is trained. The last
+    # input, the output of the previous cell, comes first.
     inputs, simplest = cell.num_predecessors, _simplest(candidates)
     stand_ins = tuple((str(inputs - 1 - i % inputs), simplest) for i in range(len(labels)))
     return CellDecision(cell.label, inputs, tuple(candidates), slots, labels, stand_ins)
 
 
 def _simplest(candidates: Mapping[str, nn.Module]) -> str:
-    """Return the identity if there is one, else what has the fewest parameters."""
+    """Return the identity if there is one, else the candidate with the fewest parameters."""
 
     def cost(name: str) -> tuple[bool, int]:
         op = candidates[name]

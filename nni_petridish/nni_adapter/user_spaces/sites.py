@@ -1,11 +1,11 @@
 """NNI's cells and choices as sites x_k.
 
-The value of a site is that of its stand-ins plus Σ η h; what the candidates are is in its decision.
+The value of a site is that of its stand-ins plus Σ η h. Its decision lists the candidates.
 
-A candidate is normalised while it learns, by the moments of the batch alone, so that |α| compares.
-Since sf hides its value, these moments matter in training only. Once it is selected the norm goes,
-and its scale is kept as a number: what stays is NNI's own operation, in a weighted sum as in NNI's
-own cells. η starts at 0, so no prediction changes.
+A candidate is normalized by the moments of the batch while it learns, so that values of |α| are
+comparable. Since sf hides its value, these moments matter in training only. When a candidate is
+selected, its norm is replaced by a constant scale. What remains is NNI's own operation, in a
+weighted sum as in NNI's own cells. η starts at 0, so no prediction changes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NormalizedOp(nn.Module):
         """Return norm(op(z))."""
         u: Tensor = self.op(z)
         if u.ndim < 2 or u.numel() <= u.shape[1]:
-            return u  # a single number in each channel has no variance
+            return u  # one number per channel has no variance
         if self.training:
             self._observe(u.detach())
         return F.batch_norm(u, None, None, training=True)
@@ -68,7 +68,7 @@ class NormalizedOp(nn.Module):
 
 
 class ScaledOp(nn.Module):
-    """What stays of a candidate: the operation, scaled by its last known standard deviation."""
+    """A selected operation, divided by the last known standard deviation of its output."""
 
     scale: Tensor
 
@@ -84,12 +84,12 @@ class ScaledOp(nn.Module):
 
 
 class UserSite(Site):
-    """A site that follows a decision.
+    """A site of a user's space, which grows by a decision.
 
     Parameters
     ----------
     decision
-        How it may grow.
+        The decision.
     sources, op_names
         As `Site` has them.
     """
@@ -100,7 +100,7 @@ class UserSite(Site):
         super().__init__(decision.label, sources, op_names)
         self.decision = decision
         self.pool = decision.pool
-        # Knows the device and the precision of a site without parameters.
+        # Gives the device and the precision of a site without parameters.
         self.register_buffer("place", torch.empty(0), persistent=False)
 
     def chosen(self) -> list[Learner]:
@@ -112,16 +112,16 @@ class UserSite(Site):
         return [learner for learner in self.learners if isinstance(learner, WeakLearner)]
 
     def eligible_shortcuts(self) -> list[Shortcut]:
-        """Return the candidates that the decision has left."""
+        """Return the remaining candidates of the decision."""
         return self.decision.eligible(self.chosen())
 
     def room(self) -> int:
-        """Return how many shortcuts the next weak learner may have."""
+        """Return the largest number of shortcuts of the next weak learner."""
         return self.decision.room(self.chosen())
 
     @abstractmethod
     def make_raw_op(self, source: str, op: str) -> nn.Module:
-        """Make the operation as NNI would."""
+        """Make the operation as NNI does."""
 
     def make_op(self, source: str, op: str) -> nn.Module:
         """Make a candidate."""
@@ -134,12 +134,12 @@ class UserSite(Site):
 
 
 class LayerSite(UserSite):
-    """A layer to choose; until then the stand-in alone.
+    """The site of a layer: the stand-in, until a layer is chosen.
 
     Parameters
     ----------
     decision
-        The choice.
+        The decision.
     layers
         All layers, by name.
     """
@@ -149,7 +149,7 @@ class LayerSite(UserSite):
     def __init__(self, decision: LayerDecision, layers: Mapping[str, nn.Module]) -> None:
         super().__init__(decision, [INPUT], [str(name) for name in decision.names])
         self.stand_in = layers[str(decision.stand_in)]
-        # In a plain dict: layers that are not chosen are no part of the network.
+        # A plain dict, because layers that are not chosen are not part of the network.
         self.layers = {name: m for name, m in layers.items() if name != str(decision.stand_in)}
 
     def make_raw_op(self, source: str, op: str) -> nn.Module:
@@ -157,7 +157,7 @@ class LayerSite(UserSite):
         return copy.deepcopy(self.layers[op])
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        """Return the stand-in's output, boosted."""
+        """Return the output of the stand-in plus that of the weak learners."""
         if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
             raise GrowthError(
                 f"a LayerChoice must have one tensor as its input but {self.key!r} got"
@@ -168,14 +168,14 @@ class LayerSite(UserSite):
 
 
 class InputSite(UserSite):
-    """Inputs to choose; at first the stand-in alone.
+    """The site of inputs: at first only the stand-in.
 
     Parameters
     ----------
     decision
-        The choice.
+        The decision.
     as_list
-        Whether the user wants a list, NNI's reduction ``"none"``.
+        Whether to return a list, as with NNI's reduction ``"none"``.
     """
 
     decision: InputDecision
@@ -185,25 +185,25 @@ class InputSite(UserSite):
         self.as_list = as_list
 
     def make_raw_op(self, source: str, op: str) -> nn.Module:
-        """Take the input as it is."""
+        """Return the identity."""
         return nn.Identity()
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor | list[Tensor]:
-        """Return the sum of the inputs that are taken."""
+        """Return the sum of the chosen inputs."""
         named = {str(i): value for i, value in enumerate(inputs)}
         x_k = self.boost(named[str(self.decision.stand_in)], named)
         return [x_k] if self.as_list else x_k
 
 
 class DepthSite(UserSite):
-    """Blocks in a row; each growth adds blocks at the end.
+    """The site of repeated blocks: each growth adds blocks at the end.
 
     Parameters
     ----------
     decision
-        The choice.
+        The decision.
     blocks
-        As many as the largest depth needs.
+        The blocks of the largest depth.
     """
 
     decision: DepthDecision
@@ -222,13 +222,13 @@ class DepthSite(UserSite):
             self.further = blocks
 
     def make_raw_op(self, source: str, op: str) -> nn.Module:
-        """Return the blocks from the depth reached so far to the given one."""
+        """Return the blocks between the present depth and the given one."""
         reached = [self.decision.stand_in, *(int(op) for ((_, op),) in self.chosen())][-1]
         begin, end = reached - self.decision.stand_in, int(op) - self.decision.stand_in
         return nn.Sequential(*copy.deepcopy(list(self.further)[begin:end]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the first blocks, then each weak learner to what is before it."""
+        """Apply the first blocks, then each weak learner to the output before it."""
         x = self.stand_in(x)
         for learner in self.finished():
             x = x + learner.eta * learner({INPUT: x}, self.drop)
@@ -236,16 +236,16 @@ class DepthSite(UserSite):
 
 
 class CellSite(UserSite):
-    """A cell of NNI: weak learners are operators of its nodes.
+    """The site of a cell of NNI, whose weak learners are operators of its nodes.
 
     Parameters
     ----------
     decision
-        The cells of this label.
+        The decision of the cells with this label.
     cell
-        NNI's cell of the member that growth starts from.
+        NNI's cell of the architecture that growth starts from.
     make
-        Makes NNI's operation for ``(node, operator, input, name)``, numbered as NNI does.
+        Factory of NNI's operations, a function of (node, operator, input, name) with NNI's numbers.
     """
 
     decision: CellDecision
@@ -296,7 +296,7 @@ class CellSite(UserSite):
 
 
 def without_inplace(op: nn.Module) -> nn.Module:
-    """Keep layers from overwriting their input, which others read too."""
+    """Switch off in-place layers, which would overwrite an input that others read too."""
     for module in op.modules():
         if getattr(module, "inplace", False) is True:  # ReLU, Dropout and others of torch
             module.inplace = False  # type: ignore[assignment]

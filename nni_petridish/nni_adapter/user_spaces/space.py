@@ -1,4 +1,4 @@
-"""A space of NNI's own making, such as those of ``nni.nas.hub``, in which Petridish can grow."""
+"""A user's space of NNI's cells and choices, such as those of ``nni.nas.hub``."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class _Parsed(NamedTuple):
 
 @dataclass(frozen=True)
 class UserSpace:
-    """A user's model space, read for what can grow in it.
+    """A user's model space, with the decisions in it that can grow.
 
     Parameters
     ----------
     symbol
         The class of the model space.
     args, kwargs
-        Its arguments.
+        Arguments of the class.
     fixed
         Labels of the space and their values, which do not grow.
 
@@ -69,7 +69,7 @@ class UserSpace:
 
     @functools.cached_property
     def _parsed(self) -> _Parsed:
-        # The space as NNI makes it, with everything open, is only needed to be read.
+        # The space as NNI makes it, with no choice made, is needed only here.
         space = self._make()
         decisions = read_decisions(space, self.fixed)
         choices = {label: repr(mutable) for label, mutable in space.simplify().items()}
@@ -77,12 +77,12 @@ class UserSpace:
 
     @property
     def decisions(self) -> dict[str, Decision]:
-        """What may grow, by label."""
+        """The decisions that can grow, by label."""
         return self._parsed.decisions
 
     @property
     def base(self) -> Sample:
-        """The sample of the member that growth starts from."""
+        """The sample of the architecture that growth starts from."""
         return self._parsed.base
 
     def seed(self) -> ChoiceGenotype:
@@ -90,11 +90,11 @@ class UserSpace:
         return ChoiceGenotype()
 
     def build(self, genotype: Genotype) -> nn.Module:
-        """Build a network that can grow, with fresh weights; it is of the user's own class."""
+        """Build a network of the user's class that can grow, with fresh weights."""
         own = self.check(genotype)
         net = build_growable(self._make, self.decisions, self.base)
         done: set[int] = set()
-        # A layer that was chosen may bring cells and choices of its own.
+        # A chosen layer may contain further cells and choices.
         while new := [s for s in sites(net) if isinstance(s, UserSite) and id(s) not in done]:
             for site in new:
                 done.add(id(site))
@@ -103,7 +103,7 @@ class UserSpace:
         for module in list(net.modules()):
             if isinstance(module, DepthSite):
                 module.hide_unused_blocks()
-        lay_out(net)  # as whatever grows will be
+        lay_out(net)  # the same memory format as in growth
         net.register_buffer(_SEEN, torch.zeros(_DIMENSIONS, dtype=torch.int64))
         net._has_looked = False  # type: ignore[assignment]  # once: a GPU's buffer is slow to read
         net.register_forward_pre_hook(_look_at_input)
@@ -126,13 +126,13 @@ class UserSpace:
         return own
 
     def sample(self, genotype: Genotype) -> Sample:
-        """Return NNI's sample of an architecture; the user's space can be frozen with it."""
+        """Return NNI's sample of an architecture, which freezes the user's space."""
         own = self.check(genotype)
         grown = [decision.sample(own.learners(label)) for label, decision in self.decisions.items()]
         return functools.reduce(lambda a, b: a | b, grown, dict(self.base))
 
     def frozen(self, genotype: Genotype) -> nn.Module:
-        """Build the network that NNI makes of the sample, with fresh weights."""
+        """Build the network that NNI makes of an architecture, with fresh weights."""
         with model_context(self.sample(genotype)):
             made: nn.Module = self._make()
         return made
@@ -152,7 +152,7 @@ class UserSpace:
         return count_multiply_adds(frozen, shape[: count - 1], dtype), count_parameters(frozen)
 
     def describe(self) -> dict[str, Any]:
-        """Return what makes this space this one, as plain data."""
+        """Return the class, the choices and the fixed values, as plain data."""
         return {
             "class": f"{self.symbol.__module__}.{self.symbol.__qualname__}",
             "choices": self._parsed.choices,
@@ -164,7 +164,7 @@ class UserSpace:
 
 
 def _unread(symbol: Any, args: Any, kwargs: Any, fixed: Any) -> UserSpace:
-    """Return a space that is read when that is needed: NNI loads parameters that nobody uses."""
+    """Return a space that is parsed on first use: NNI loads parameters that it does not use."""
     space = object.__new__(UserSpace)
     space.__dict__.update(symbol=symbol, args=args, kwargs=kwargs, fixed=fixed)
     return space
