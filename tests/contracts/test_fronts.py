@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -35,6 +36,33 @@ for i in itertools.count():
 os._exit(0)
 """
 
+STRATEGY = """
+import sys, yaml
+from nni.tools.nnictl import config_utils
+config_utils.Experiments.__init__.__defaults__ = (sys.argv[2],)
+from nni.nas.experiment import NasExperiment, NasExperimentConfig
+from nni_petridish.nni_adapter import RecipeEvaluator
+from nni_petridish.nni_adapter.nnictl import free_port
+from nni_petridish.running.config import SearchConfig
+from nni_petridish.strategy import Petridish
+
+path, home, engine = sys.argv[1:]
+config = SearchConfig.from_yaml(path)
+arguments = yaml.safe_load(open(path))["tuner"]["classArgs"]
+data, recipe, limits = (arguments.pop(name) for name in ("data", "recipe", "limits"))
+strategy = Petridish(**arguments, **limits)
+evaluator = RecipeEvaluator(data.pop("name"), data, recipe)
+options = NasExperimentConfig(engine, "simplified", "local")
+options.trial_concurrency = 1
+options.experiment_working_directory = home
+space = config.load_task().space.model_space()
+experiment = NasExperiment(space, evaluator, strategy, options)
+try:
+    experiment.run(free_port())
+finally:
+    experiment.stop()
+"""
+
 
 def alone(path: Path) -> None:
     run_search(SearchConfig.from_yaml(path))
@@ -45,7 +73,27 @@ def tuner_and_trials(path: Path) -> None:
     subprocess.run(command, cwd=path.parent, check=True, capture_output=True, timeout=200)
 
 
-FRONTS: dict[str, Callable[[Path], None]] = {"tuner and trials": tuner_and_trials}
+def strategy(path: Path, engine: str) -> None:
+    home = path.parent / "home"
+    home.mkdir()
+    command = [sys.executable, "-c", STRATEGY, str(path), str(home), engine]
+    done = subprocess.run(
+        command,
+        cwd=path.parent,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+FRONTS: dict[str, Callable[[Path], None]] = {
+    "tuner and trials": tuner_and_trials,
+    "strategy in its process": functools.partial(strategy, engine="sequential"),
+    "strategy and trials": functools.partial(strategy, engine="ts"),
+}
 """Each runs the search of a configuration file to its end; list a new one here."""
 
 
