@@ -267,7 +267,7 @@ def test_choices_need_no_images() -> None:
     assert space.size(net)[0] == 64 * 64 + 64 * 10
 
 
-def test_what_start_names_is_settled_and_the_rest_grows() -> None:
+def test_what_is_fixed_does_not_grow_and_the_rest_does() -> None:
     simplest = UserSpace(DARTS, (), SMALL).base
     full = dict(simplest)
     with pytest.raises(ConfigError, match="nothing to grow in DARTS: it looks for a Cell, a Lay"):

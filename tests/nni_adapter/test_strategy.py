@@ -711,9 +711,9 @@ from nni.nas.evaluator import FunctionalEvaluator
 from nni.nas.experiment import NasExperiment, NasExperimentConfig
 from nni_petridish.nni_adapter.strategy import Petridish
 from search_spaces import VisionSpace
-from tests.support.nni_evaluators import fail_at_times
+from tests.support import nni_evaluators
 
-folder, home, port, action, models, times = sys.argv[1:7]
+folder, home, port, action, models, function, times = sys.argv[1:]
 config = NasExperimentConfig("ts", "simplified", "local")
 config.trial_concurrency = 2
 config.experiment_working_directory = home
@@ -721,7 +721,7 @@ space = VisionSpace((1, 8, 8), 10, cells_per_stage=1, filters=4, stages=2).model
 strategy = Petridish(folder, max_models=int(models))
 tries = os.path.join(home, action)
 os.makedirs(tries)
-evaluator = FunctionalEvaluator(fail_at_times, folder=tries, times=int(times))
+evaluator = FunctionalEvaluator(getattr(nni_evaluators, function), folder=tries, times=int(times))
 experiment = NasExperiment(space, evaluator, strategy, config, "petri")
 try:
     getattr(experiment, action)(int(port))
@@ -731,10 +731,13 @@ finally:
 """
 
 
-def serve(tmp_path: Path, action: str, models: int, failures: int) -> subprocess.Popen[str]:
+def serve(
+    tmp_path: Path, action: str, models: int, failures: int, function: str = "fail_at_times"
+) -> subprocess.Popen[str]:
     # Far too many threads, which each trial must reduce to its share.
     environment = {**os.environ, "OMP_NUM_THREADS": "64", "MKL_NUM_THREADS": "64"}
-    arguments = [tmp_path / "gallery", tmp_path / "home", free_port(), action, models, failures]
+    folder, home = tmp_path / "gallery", tmp_path / "home"
+    arguments = [folder, home, free_port(), action, models, function, failures]
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", SERVICE, *map(str, arguments)],
         cwd=Path(__file__).parents[2],
@@ -804,3 +807,20 @@ def test_the_training_service_runs_two_trials_and_survives_a_kill(tmp_path: Path
         if "outcome" in event:
             share = cores if event["growth"]["parent"] is None else max(1, cores // 2)
             assert event["outcome"]["metrics"]["threads"] == share
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_trial_that_is_killed_gives_its_growth_back(tmp_path: Path) -> None:
+    process = serve(tmp_path, "run", 2, failures=1, function="die_at_times")
+    try:
+        output, _ = process.communicate(timeout=300)
+    finally:
+        for pid in descendants(process.pid)[1:] if process.poll() is None else []:
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+    assert process.returncode == 0, output
+    events = [(event["event"], event["id"]) for event in journal(tmp_path / "gallery")]
+    assert events.count(("release", "g00001")) == 1
+    assert not [id for kind, id in events if kind == "fail"]
+    assert ("model", "g00001") in events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -101,12 +102,26 @@ def train_once(net: nn.Module, lr: float = 0.05) -> None:
 
 def fail_at_times(net: nn.Module, folder: str, times: int) -> None:
     """Train seeds; of other networks, fail at the first ``times``."""
-    if net.genotype.growths or any(m.weak_learner is not None for m in net.cells):
-        tries = len(os.listdir(folder))
-        (Path(folder) / str(tries)).touch()
-        if tries < times:
-            raise RuntimeError(f"trouble number {tries}\nand more about it")
+    tries = _tries(net, folder)
+    if tries < times:
+        raise RuntimeError(f"trouble number {tries}\nand more about it")
     train_by_hand(net)
+
+
+def die_at_times(net: nn.Module, folder: str, times: int) -> None:
+    """Train seeds; of other networks, die without a word at the first ``times``."""
+    if _tries(net, folder) < times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    train_by_hand(net)
+
+
+def _tries(net: nn.Module, folder: str) -> float:
+    """Return how many networks other than seeds came before this one; infinity for a seed."""
+    if not net.genotype.growths and all(m.weak_learner is None for m in net.cells):
+        return math.inf
+    tries = len(os.listdir(folder))
+    (Path(folder) / str(tries)).touch()
+    return tries
 
 
 class UsersModule(LightningModule):
