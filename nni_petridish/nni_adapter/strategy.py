@@ -10,15 +10,12 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nni.common.serializer import SerializableObject
 
-from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, SearchError
-from nni_petridish.gallery.search_gallery import open_gallery
 from nni_petridish.nni_adapter.compat.nas import ModelStatus, SimplifiedModelSpace, Strategy
 from nni_petridish.nni_adapter.compat.patches import (
     run_in_process_by_default,
@@ -32,20 +29,15 @@ from nni_petridish.nni_adapter.engine import (
     is_sequential,
 )
 from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator, trained_network
-from nni_petridish.nni_adapter.evaluators.lengths import check_evaluator, own_epochs
 from nni_petridish.nni_adapter.evaluators.task import Metric
-from nni_petridish.nni_adapter.space import NamedSpace, growable_space, to_sample
-from nni_petridish.nni_adapter.user_spaces import UserSpace
-from nni_petridish.registry import kind_of
-from nni_petridish.running.config import usual_settings
+from nni_petridish.nni_adapter.prepared_search import PreparedSearch, StrategySettings
 from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.running.process import per_machine
-from nni_petridish.running.warm_start import find_start, identity_of, read_start
 from nni_petridish.running.worker import HeartbeatWatch, describe_failure
-from nni_petridish.search.ranges import RANGED, Range, make_chooser, split_ranges
+from nni_petridish.search.ranges import RANGED
 from nni_petridish.search.records import Done, Growth, ModelRecord
 from nni_petridish.search.search import Chooser, Search
-from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings, check_number
+from nni_petridish.search.settings import Limits
 
 __all__ = ["Petridish"]
 
@@ -144,58 +136,43 @@ class Petridish(Strategy):
         super().__init__()
         if not isinstance(gallery, str | os.PathLike):
             raise ConfigError(f"gallery must be a folder but got {gallery!r}.")
-        # Trials may have another working directory.
-        self.folder = Path(gallery).expanduser().absolute()
-        search = {"seed": seed, "seeds": seeds, "tolerance": tolerance, "l1": l1, "i_max": i_max}
-        # The kind of the space, which is known only later, decides what is not given.
-        self._search = {name: value for name, value in search.items() if value is not None}
-        numbers, ranges = split_ranges(self._search)
-        if ranges and chooser is not None:
-            names = " and ".join(ranges)
-            raise ConfigError(f"{names} must not be a range where a chooser is given.")
-        self._limits = Limits(
-            max_models=max_models,
-            max_growths=max_growths,
-            max_multiply_adds=max_multiply_adds,
-            max_parameters=max_parameters,
-            max_epochs=max_epochs,
-            max_seconds=max_seconds,
-        )
-        self._variants: dict[str, Any] = {
-            "l1_schedule": l1_schedule,
-            "weak_learning": weak_learning,
-        }
-        self._epochs = {"seed": seed_epochs, "weak": weak_epochs, "final": final_epochs}
-        self._own_evaluators = {
-            "seed": seed_evaluator,
-            "weak": weak_evaluator,
-            "final": final_evaluator,
-        }
-        self._metric = Metric(metric, optimize, error)
-        self._chooser = chooser
         if settled is not None:
             if fixed is not None:
                 raise ConfigError("settled must not be given with fixed, its new name.")
             warnings.warn("settled is called fixed now.", DeprecationWarning, stacklevel=2)
             fixed = settled
-        self._fixed = fixed
-        if fixed is not None and not isinstance(fixed, Mapping):
-            raise ConfigError(f"fixed must be labels and their values but got {fixed!r}.")
-        # Errors are raised here, before the experiment starts anything.
-        SearchSettings(**numbers, limits=self._limits)
-        for phase, epochs in self._epochs.items():
-            if epochs is not None:
-                check_number(f"{phase}_epochs", epochs, 1, whole=True)
-        GrowthSettings(**self._variants)
-        self._start = None if start is None else Path(start).expanduser().absolute()
-        self._start_model = start_model
-        self._prepared: _PreparedSearch | None = None
+        search = {"seed": seed, "seeds": seeds, "tolerance": tolerance, "l1": l1, "i_max": i_max}
+        # Trials may have another working directory, so paths are absolute.
+        self.folder = Path(gallery).expanduser().absolute()
+        self._settings = StrategySettings(
+            folder=self.folder,
+            # The kind of the space, which is known only later, decides what is not given.
+            search={name: value for name, value in search.items() if value is not None},
+            limits=Limits(
+                max_models=max_models,
+                max_growths=max_growths,
+                max_multiply_adds=max_multiply_adds,
+                max_parameters=max_parameters,
+                max_epochs=max_epochs,
+                max_seconds=max_seconds,
+            ),
+            variants={"l1_schedule": l1_schedule, "weak_learning": weak_learning},
+            epochs={"seed": seed_epochs, "weak": weak_epochs, "final": final_epochs},
+            evaluators={"seed": seed_evaluator, "weak": weak_evaluator, "final": final_evaluator},
+            metric=Metric(metric, optimize, error),
+            chooser=chooser,
+            fixed=fixed,
+            start=None if start is None else Path(start).expanduser().absolute(),
+            start_model=start_model,
+        )
+        self._prepared: PreparedSearch | None = None
         skip_commands_for_tuners()
         run_in_process_by_default(Petridish)
 
     def extra_repr(self) -> str:
         """Show the gallery, and λ and I_max as given."""
-        given = [f"{name}={self._search[name]}" for name in RANGED if name in self._search]
+        search = self._settings.search
+        given = [f"{name}={search[name]}" for name in RANGED if name in search]
         return ", ".join([repr(str(self.folder)), *given])
 
     # Results.
@@ -248,7 +225,7 @@ class Petridish(Strategy):
     # Implementation.
 
     def _initialize(self, model_space: Any, engine: Any) -> Any:
-        self._prepared = _PreparedSearch(self, model_space)
+        self._prepared = PreparedSearch(self._settings, model_space)
         return model_space
 
     def _run(self) -> None:
@@ -301,7 +278,7 @@ class Petridish(Strategy):
             prepared.evaluators,
             str(self.folder),
             prepared.plan,
-            self._metric,
+            self._settings.metric,
             self._at_once(growth),
             prepared.start,
         )
@@ -340,80 +317,7 @@ class Petridish(Strategy):
         prepared = self._prepared_search()
         return Search.replay(prepared.settings, prepared.gallery.journal.read_all())
 
-    def _prepared_search(self) -> _PreparedSearch:
+    def _prepared_search(self) -> PreparedSearch:
         if self._prepared is None:
             raise SearchError("the strategy has no space yet: run its experiment first.")
         return self._prepared
-
-
-class _PreparedSearch:
-    """A search whose space and evaluator are known, with its gallery."""
-
-    def __init__(self, strategy: Petridish, model_space: Any) -> None:
-        self.space = growable_space(model_space, strategy._fixed)
-        search, ranges = _with_defaults(strategy, self.space)
-        self.evaluators = {
-            phase: model_space.evaluator if evaluator is None else evaluator
-            for phase, evaluator in strategy._own_evaluators.items()
-        }
-        for phase, evaluator in self.evaluators.items():
-            check_evaluator(phase, evaluator, strategy._epochs[phase])
-        epochs: dict[str, Any] = {
-            f"{phase}_epochs": strategy._epochs[phase] or own_epochs(evaluator)
-            for phase, evaluator in self.evaluators.items()
-        }
-        self.plan = GrowthSettings(**epochs, **strategy._variants)
-        self.settings = SearchSettings(**search, limits=strategy._limits, **epochs)
-        # As in `SearchConfig.identity`, a range replaces its number.
-        ranged = {name: asdict(range) for name, range in ranges.items()}
-        described = {"space": self.space.name, **self.space.describe()}
-        self.start: dict[str, Any] | None = None
-        self.seed: Genotype = self.space.seed()
-        if strategy._start is not None:
-            self.start = find_start(strategy._start, strategy._start_model, described)
-            self.seed = read_start(self.start).genotype
-        self.gallery = open_gallery(
-            strategy.folder,
-            described,
-            {
-                **self.settings.identity(),
-                **strategy._variants,
-                **ranged,
-                **identity_of(self.start),
-            },
-        )
-        chooser = make_chooser(ranges, self.settings, self.gallery.journal.read_all)
-        self.chooser = chooser or strategy._chooser
-
-    def sample(self, id: str | None) -> dict[str, Any]:
-        """Return the sample of a model of the gallery, or of the seed for None."""
-        if id is None:
-            return to_sample(self.space, self.seed)
-        document = self.gallery.load_documents(id)["genotype"]
-        return to_sample(self.space, Genotype.from_dict(document))
-
-
-def _with_defaults(
-    strategy: Petridish, space: NamedSpace
-) -> tuple[dict[str, Any], dict[str, Range]]:
-    """Return the settings of the search in a space, and the ranges among them."""
-    if isinstance(space, UserSpace):
-        _check_user_space(strategy)
-        return split_ranges(strategy._search)
-    described = {"space": space.name}
-    arguments = kind_of(described).with_defaults(strategy._search)
-    return split_ranges(arguments, usual_settings(described))
-
-
-def _check_user_space(strategy: Petridish) -> None:
-    weak_learning = strategy._variants["weak_learning"]
-    if weak_learning != "isolated":
-        raise ConfigError(
-            "weak_learning must be isolated for spaces of NNI's cells and choices but got"
-            f" {weak_learning!r}."
-        )
-    if strategy._start is not None:
-        raise ConfigError(
-            "start must not be given for spaces of NNI's cells and choices, which start from what"
-            f" fixed says, but got {str(strategy._start)!r}."
-        )
