@@ -38,7 +38,7 @@ class RunningTrials:
         self._events: queue.SimpleQueue[ModelEvent] = queue.SimpleQueue()
         # The engine keeps weak references only and reports nothing about models that are gone. A
         # growth that was released and handed out again has an entry for each of its trials.
-        self._open: list[tuple[Growth, Any]] = []
+        self._submitted: list[tuple[Growth, Any]] = []
         self._ended: list[Growth] = []
         self._reported: set[str] = set()
         self._adopted: dict[str, Growth] = {}
@@ -53,7 +53,7 @@ class RunningTrials:
     @property
     def count(self) -> int:
         """Number of trials that have not ended."""
-        return len(self._open) - len(self._ended)
+        return len(self._submitted) - len(self._ended)
 
     def adopt(self, running: Iterable[Growth]) -> set[str]:
         """Find the trials of an earlier run that NNI's manager runs again after a resume.
@@ -73,7 +73,7 @@ class RunningTrials:
             ours = known.get((growth.id, growth.attempt))
             if ours is not None:
                 self._adopted[trial] = ours
-                self._open.append((ours, None))
+                self._submitted.append((ours, None))
         return {growth.id for growth in self._adopted.values()}
 
     def has_room(self) -> bool:
@@ -84,7 +84,7 @@ class RunningTrials:
 
     def add(self, growth: Growth, model: Any) -> None:
         """Record that a growth is submitted as a model."""
-        self._open.append((growth, model))
+        self._submitted.append((growth, model))
 
     def wait(self, seconds: float) -> None:
         """Wait for an event, at most the given time, and process all that have arrived."""
@@ -107,29 +107,17 @@ class RunningTrials:
         Returns
         -------
         list of Growth
-            As many growths as trials are missing. Those whose own trial is said to have ended come
-            first.
+            As many growths as trials are missing. Those whose own trials are all said to have ended
+            come first.
         """
-        submitted = {growth for growth, _ in self._open}
+        submitted = [growth for growth, _ in self._submitted]
         unresolved = [g for g in running if g in submitted and g.id not in self._reported]
         missing = len(unresolved) - self.count
-        unresolved.sort(key=lambda growth: growth not in self._ended)
+        unresolved.sort(key=lambda g: self._ended.count(g) < submitted.count(g))
         return unresolved[: max(0, missing)]
 
-    def forget(self, growth: Growth) -> None:
-        """Remove a lost growth and one trial that ended.
-
-        The trial of a growth that fell silent may not have ended as far as NNI knows. It then stays
-        listed, as NNI counts it too.
-        """
-        entry = next((entry for entry in self._open if entry[0] == growth), None)
-        if entry is None or not self._ended:
-            return
-        self._open.remove(entry)
-        self._ended.remove(growth if growth in self._ended else self._ended[0])
-
     def _process(self, event: ModelEvent) -> None:
-        growth = next((g for g, model in self._open if model is event.model), None)
+        growth = next((g for g, model in self._submitted if model is event.model), None)
         if isinstance(event, FinalMetricEvent) and isinstance(event.metric, dict):
             self._reported.add(str(event.metric.get("growth")))
         elif isinstance(event, TrainingEndEvent) and growth is not None:

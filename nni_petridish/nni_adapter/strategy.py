@@ -256,7 +256,6 @@ class Petridish(Strategy):
                 watch.suspect(growth)
             for growth in watch.give_back(coordinator):
                 _log.warning("%s has lost its worker.", growth.id)
-                trials.forget(growth)
             if not self.engine.budget_available():  # raises if NNI's manager is gone
                 if not trials.count or is_over(self.engine):
                     return "the experiment's budget is used up"

@@ -631,9 +631,15 @@ def test_a_growth_that_was_given_back_is_not_lost_when_it_runs_again() -> None:
         engine.dispatch_model_event(TrainingEndEvent(second, ModelStatus.Failed))
         trials.wait(0)
         assert trials.without_trial([growth]) == [growth]
-        trials.forget(growth)
-        trials.add(growth, space.freeze({"normal": [], "reduce": []}))
+        third, other = (space.freeze({"normal": [], "reduce": []}) for _ in range(2))
+        trials.add(growth, third)
         assert trials.without_trial([growth]) == []
+        # The next end is not taken for that of the growth which runs again.
+        later = Growth("g00001", None, 1, 0.001, 3)
+        trials.add(later, other)
+        engine.dispatch_model_event(TrainingEndEvent(other, ModelStatus.Failed))
+        trials.wait(0)
+        assert trials.without_trial([growth, later]) == [later]
         trials.close()
 
 
