@@ -249,6 +249,8 @@ class Petridish(Strategy):
     def _search_on(self, coordinator: Coordinator, trials: RunningTrials) -> str:
         """Hand out growths until the search is done; return the reason of its end."""
         watch = HeartbeatWatch(coordinator.gallery)
+        for growth in coordinator.search.running():
+            watch.forget(growth)  # adopted: a worker that was killed has left its heartbeat
         while True:
             for id in coordinator.sync():
                 _log.info("%s is in the gallery.", id)

@@ -118,6 +118,7 @@ class HeartbeatWatch:
     def __init__(self, gallery: Gallery) -> None:
         self._folder = gallery.folder / "work"
         self._lost_before: set[tuple[str, int]] = set()
+        self._of_earlier_worker: dict[tuple[str, int], float] = {}
         self._seen: dict[tuple[str, int], tuple[float, float]] = {}
         self._suspects: set[tuple[str, int]] = set()
 
@@ -156,15 +157,15 @@ class HeartbeatWatch:
         return [growth for key, growth in running.items() if self._is_lost(key, now)]
 
     def forget(self, growth: Growth) -> None:
-        """Start anew with a growth that is handed out again."""
-        self._seen.pop((growth.id, growth.attempt), None)
-        self._suspects.discard((growth.id, growth.attempt))
+        """Start anew with a growth that is handed out again; its new worker may have to queue."""
+        key = (growth.id, growth.attempt)
+        self._seen.pop(key, None)
+        self._suspects.discard(key)
+        self._of_earlier_worker[key] = self._last_beat(key)
 
     def _is_lost(self, key: tuple[str, int], now: float) -> bool:
-        pulse = self._folder / f"{key[0]}-{key[1]:d}" / PULSE_FILE
-        try:
-            touched = pulse.stat().st_mtime
-        except OSError:
+        touched = self._last_beat(key)
+        if touched == self._of_earlier_worker.get(key):
             touched = 0.0
         if touched and self._seen.get(key, (0.0, 0.0))[0] != touched:
             self._seen[key] = (touched, now)
@@ -172,6 +173,14 @@ class HeartbeatWatch:
             return False
         patience = SUSPECT_SECONDS if key in self._suspects else LOST_SECONDS
         return now - self._seen[key][1] > patience
+
+    def _last_beat(self, key: tuple[str, int]) -> float:
+        """Return the time of the last heartbeat, 0 if there was none."""
+        pulse = self._folder / f"{key[0]}-{key[1]:d}" / PULSE_FILE
+        try:
+            return pulse.stat().st_mtime
+        except OSError:
+            return 0.0
 
 
 @contextmanager

@@ -154,3 +154,12 @@ def test_the_watch_notices_a_worker_that_died(
         assert lost == {dead.id, queued.id}
         watch.forget(queued)
         assert queued not in watch.silent([queued])
+        # The heartbeat of the worker that died is not that of the next one, which may queue.
+        watch.forget(dead)
+        watch.silent([alive, dead])
+        time.sleep(1.1)
+        assert watch.silent([alive, dead]) == []
+        (gallery.work_folder(dead.id, 1) / "pulse").touch()
+        watch.silent([dead])
+        time.sleep(1.1)
+        assert watch.silent([dead]) == [dead]
