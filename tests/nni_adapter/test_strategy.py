@@ -785,7 +785,8 @@ def test_the_training_service_runs_two_trials_and_survives_a_kill(tmp_path: Path
             except ProcessLookupError:
                 continue
         process.wait()
-    before = [event["id"] for event in journal(folder) if event["event"] == "model"]
+    told = journal(folder)
+    before = [event["id"] for event in told if event["event"] == "model"]
     assert before
 
     process = serve(tmp_path, "resume", 6, failures=1)
@@ -806,7 +807,9 @@ def test_the_training_service_runs_two_trials_and_survives_a_kill(tmp_path: Path
     failed = [event for event in events if event["event"] == "fail"]
     reason = "RuntimeError: trouble number 0 and more about it"
     assert [event["reason"] for event in failed] == [reason]
-    assert not [event for event in events if event["event"] == "release"]
+    # At once, one may be given back: it was handed out, but NNI had not stored its trial yet.
+    released = [i for i, event in enumerate(events[len(told) :]) if event["event"] == "release"]
+    assert released in ([], [0])
     # The seed trains alone, then there are two at a time.
     cores = len(os.sched_getaffinity(0))
     for event in events:
