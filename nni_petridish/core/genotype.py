@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from nni_petridish.core.diagram import CellDiagram, diagrams_of_learners
 from nni_petridish.errors import GenotypeError
 from nni_petridish.registry import genotype_homes
 
@@ -140,6 +141,14 @@ class Genotype(ABC):
     @abstractmethod
     def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
         """Return the weak learners of each α table, in the order of growth."""
+
+    def cell_diagrams(self) -> Mapping[str, CellDiagram]:
+        """Return the diagrams of the cells for a report, by α table.
+
+        By default the weak learners alone; a family that knows its seed and its inputs overrides
+        this.
+        """
+        return diagrams_of_learners(self.learners_by_key(), learner_name)
 
     def grown(self, additions: Mapping[str, Learner], merge: str | None = None) -> Self:
         """Return the genotype with one more weak learner for every key in ``additions``.

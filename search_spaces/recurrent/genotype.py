@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from nni_petridish.core.diagram import CellDiagram, DiagramPart
 from nni_petridish.core.genotype import Genotype, Learner, as_list, one_of, show
 from nni_petridish.errors import GenotypeError
 
@@ -92,6 +93,15 @@ class RecurrentGenotype(Genotype):
                 raise GenotypeError(f"nodes: source must be {one_of(known)} but got {source!r}.")
             nodes.append((activation, known.index(source)))
         return RecurrentGenotype(nodes)
+
+    def cell_diagrams(self) -> dict[str, CellDiagram]:
+        """Return the diagram of the cell: s0, the nodes, and their average."""
+        first = DiagramPart([("x(t), h(t−1)", "tanh")], node_name(0), feeds_output=False)
+        nodes = [
+            DiagramPart([(node_name(source), activation)], node_name(i), i - 2 if i > 1 else None)
+            for i, (activation, source) in enumerate(self.nodes, start=1)
+        ]
+        return {CELL_KEY: CellDiagram(["x(t), h(t−1)"], [first, *nodes], "average = h(t)")}
 
     @classmethod
     def from_darts(cls, text: str) -> RecurrentGenotype:

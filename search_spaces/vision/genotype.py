@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from nni_petridish.core.diagram import CellDiagram, DiagramPart, learner_parts
 from nni_petridish.core.genotype import (
     FrozenMapping,
     Learner,
     LearnersGenotype,
     check_learners,
     check_merge,
+    learner_name,
     one_of,
     show,
 )
@@ -22,6 +24,8 @@ from search_spaces.vision.op_registry import KNOWN_OPS
 VISION_SOURCES = ("prev_prev", "prev")
 MODES = ("cell", "macro")
 CELL_KEYS = ("normal", "reduce")
+SEED_CELL = (("prev", "sep_conv_3x3"), ("prev", "skip"))
+"""The operations of a cell without weak learners."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,14 @@ class VisionGenotype(LearnersGenotype):
         """Return the genotype without weak learners; macro mode needs the number of cells."""
         keys = CELL_KEYS if mode == "cell" else [macro_key(i) for i in range(num_cells)]
         return cls(mode, dict.fromkeys(keys, ()), merge)
+
+    def cell_diagrams(self) -> dict[str, CellDiagram]:
+        """Return a diagram of every kind of cell, the seed's operations included."""
+        seed = DiagramPart(SEED_CELL)
+        return {
+            key: CellDiagram(VISION_SOURCES, [seed, *learner_parts(learners, learner_name)])
+            for key, learners in self.cells.items()
+        }
 
 
 def macro_key(index: int) -> str:

@@ -19,6 +19,7 @@ from nni_petridish.core.forecast import best_step, slopes
 from nni_petridish.core.grow import attach_candidates, sites
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.select import open_search
+from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
 from nni_petridish.results.report import hull_table, lineage_table, write_report
 from nni_petridish.results.report.cells import draw_cells
 from nni_petridish.results.report.diary import loss_at_selection_and_end, predicted_change
@@ -27,6 +28,7 @@ from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.task import VisionTask
 from search_spaces import VisionSpace
+from tests.contracts.listed import GENOTYPES
 from tests.support.small_gallery import MODELS, recurrent_gallery, vision_gallery
 
 Make = Callable[[Path], Gallery]
@@ -162,6 +164,39 @@ def test_a_macro_model_has_a_drawing_for_each_cell() -> None:
     space = VisionSpace((1, 8, 8), 10, cells_per_stage=1, filters=2, mode="macro", stages=2)
     genotype = space.seed().grown({"cell_01": (("prev", "identity"),)})
     assert list(draw_cells(genotype, {})) == ["cell_00", "cell_01", "cell_02"]
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("name", GENOTYPES)
+def test_cells_of_every_family_are_drawn_with_all_their_shortcuts(name: str) -> None:
+    listed = GENOTYPES[name]
+    genotype = listed.seed.grown(listed.additions)
+    drawn = draw_cells(genotype, {key: ["g00007"] for key in listed.additions})
+    for key, learner in listed.additions.items():
+        root = ET.fromstring(drawn[key])
+        texts = [element.text or "" for element in root.iter(f"{SVG}text")]
+        assert "growth 1 · g00007" in texts
+        for source, op in learner:
+            assert any(text == op or text.endswith(f": {op}") for text in texts)
+            assert any(text == source or text.startswith(f"{source}: ") for text in texts)
+        edges = root.findall(f"{SVG}path")
+        assert len(edges) >= 2 * len(learner)  # into and out of each op
+
+
+def test_a_long_chain_of_learners_reads_from_left_to_right() -> None:
+    learners = [
+        [("a very long name of an input", "conv")],
+        *([(f"h{i}", "conv")] for i in range(3)),
+    ]
+    genotype = ChoiceGenotype({"label": learners})
+    root = ET.fromstring(draw_cells(genotype, {})["label"])
+    width = float(root.attrib["width"])
+    boxes = [(float(b.attrib["x"]), float(b.attrib["width"])) for b in root.iter(f"{SVG}rect")]
+    assert boxes[0][1] > 28 * 6  # the input's box holds its name
+    assert [x for x, _ in boxes] == sorted(x for x, _ in boxes)
+    assert all(x + w <= width for x, w in boxes)
 
 
 def test_the_tables_are_those_of_the_search(tmp_path: Path) -> None:
