@@ -1,10 +1,10 @@
-"""The kinds of problems: one line for each, and what it makes of the keys of a configuration."""
+"""The kinds of problems: one line for each, and the contract of a kind."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -19,14 +19,14 @@ ARGUMENTS = "tuner.classArgs"
 
 @dataclass(frozen=True)
 class Problem:
-    """The modules of one kind of problem, by dotted names: they are loaded when they are needed.
+    """The modules of one kind of problem, by dotted name; they are loaded when they are needed.
 
     Parameters
     ----------
     genotype
         The module that defines the family of genotypes.
     kind
-        The module that is its `Kind`; None if no configuration can name it.
+        The module that implements `Kind`; None if no configuration can name this kind.
     """
 
     genotype: str
@@ -45,12 +45,13 @@ DEFAULT_KIND = "vision"
 
 
 def register_kind(name: str, *, genotype: str, kind: str | None = None) -> None:
-    """Add a kind of problem under the name that its genotypes and configurations have as ``space``.
+    """Add a kind of problem.
 
     Parameters
     ----------
     name
-        Its name; one that is taken raises `ConfigError`.
+        The value of ``space`` in its genotypes and configurations; a name that is taken raises
+        `ConfigError`.
     genotype, kind
         Its modules, see `Problem`.
     """
@@ -102,7 +103,7 @@ PERPLEXITY = Measure("perplexity", is_share=False)
 class Kind(Protocol):
     """A module that knows one kind of space.
 
-    Only `load_task` and `plain_network` may import torch.
+    Only `load_task`, `data_facts`, `plain_network` and `make_retraining` may import torch.
     """
 
     MEASURE: Measure
@@ -114,13 +115,22 @@ class Kind(Protocol):
     SPACE: type
     """The dataclass of the space's options."""
     DATA: type
-    """The dataclass of what a configuration says about the data; ``name`` has a default."""
+    """The dataclass of the options of the data; ``name`` has a default."""
     RECIPE: type
     """The dataclass of the recipe."""
+    RETRAINING: type
+    """The dataclass of the options of a retraining.
+
+    They are None by default; ``data`` is among them if a model may move to other data.
+    """
+    SEARCH_ONLY_DATA: tuple[str, ...]
+    """The options of the data that a retraining does not have."""
     DECIDED_BY_DATA: tuple[str, ...]
     """The options of the space that a configuration does not name."""
 
-    def read_data(self, data: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    def read_data(
+        self, data: Mapping[str, Any], base: Path, *, for_retraining: bool = False
+    ) -> dict[str, Any]:
         """Check that the data are there, without loading; folders are relative to ``base``."""
         ...
 
@@ -129,11 +139,11 @@ class Kind(Protocol):
         ...
 
     def full_space(self, options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``space`` and all options of the space, defaults and what data decide included."""
+        """Return ``space`` and all options of the space without looking at the data."""
         ...
 
     def describe_space(self, space: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``space`` and all options; the data are looked at for what is not given."""
+        """Return ``space`` and all options; those that are not given are read off the data."""
         ...
 
     def make_space(self, space: Mapping[str, Any]) -> Any:
@@ -143,7 +153,7 @@ class Kind(Protocol):
     def space_of_weights(
         self, space: Mapping[str, Any], data: Mapping[str, Any], weights: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """Return the space with what the data decided, read off the weights of one of its models.
+        """Return the space with the options that the data decided, read off a model's weights.
 
         `KeyError` names the weight that is missing.
         """
@@ -154,10 +164,12 @@ class Kind(Protocol):
         ...
 
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a search with this kind's own λ and I_max if none are given."""
+        """Return the arguments of a search with this kind's defaults of λ and I_max."""
         ...
 
-    def read_recipe(self, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+    def read_recipe(
+        self, options: Mapping[str, Any], data: Mapping[str, Any], *, for_retraining: bool = False
+    ) -> Any:
         """Check the changes to the recipe of the data and return it, a dataclass."""
         ...
 
@@ -167,6 +179,10 @@ class Kind(Protocol):
 
     def load_task(self, space: Mapping[str, Any], data: Mapping[str, Any], recipe: Any) -> Any:
         """Load the data and make the task, a `nni_petridish.tasks.task.Task`."""
+        ...
+
+    def data_facts(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the facts of the data that a `SavedModel` keeps for its users."""
         ...
 
     def plain_network(
@@ -183,12 +199,34 @@ class Kind(Protocol):
         facts
             The facts of its `SavedModel`.
         pixels
-            Whether it shall take pixels from 0 to 255 and normalize them itself.
+            Whether it takes pixels from 0 to 255 and normalizes them itself.
         """
         ...
 
     def check_retraining(self, space: Mapping[str, Any], cells_per_stage: int) -> None:
         """Raise `ConfigError` unless models of the space can get so many cells per stage."""
+        ...
+
+    def make_retraining(
+        self,
+        model: Any,
+        searched: tuple[Mapping[str, Any], Any] | None,
+        options: Mapping[str, Any],
+        changes: Mapping[str, Any],
+    ) -> Any:
+        """Prepare a training from scratch, a `nni_petridish.tasks.retraining.Retraining`.
+
+        Parameters
+        ----------
+        model
+            The `SavedModel` that a search found.
+        searched
+            Data and recipe of the search; None if its gallery does not know them.
+        options
+            Some of the options of `RETRAINING`.
+        changes
+            Changes to the recipe.
+        """
         ...
 
 
@@ -201,6 +239,16 @@ def kind_of(space: Mapping[str, Any]) -> Kind:
     return cast(Kind, importlib.import_module(str(home)))
 
 
+def kinds_that_retrain_with(option: str) -> list[str]:
+    """Return the names of the kinds whose retraining has an option of this name."""
+    kinds = {name: kind_of({"space": name}) for name in kind_names()}
+    return [
+        name
+        for name, kind in kinds.items()
+        if any(field.name == option for field in fields(kind.RETRAINING))
+    ]
+
+
 def measure_of(space: Mapping[str, Any]) -> Measure:
-    """Return the measure of a space; the error for spaces that describe themselves, as NNI's do."""
+    """Return the measure of a space; the error for spaces without a kind, such as NNI's."""
     return kind_of(space).MEASURE if space.get("space") in kind_names() else ERROR

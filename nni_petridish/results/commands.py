@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,11 @@ from nni_petridish.gallery.select import (
     parse_count,
     selected,
 )
-from nni_petridish.registry import measure_of
+from nni_petridish.registry import kind_of, measure_of
 from nni_petridish.running.commands import ReadConfig, add_config
 
 if TYPE_CHECKING:
     from nni_petridish.gallery.saved_model import SavedModel
-    from nni_petridish.results.retrain.language import LanguageRetraining
-    from nni_petridish.results.retrain.vision import VisionRetraining
     from nni_petridish.search.search import Search
 
 
@@ -138,10 +137,10 @@ def _print_hull(search: Search) -> None:
 
 
 def _check(options: argparse.Namespace, read_config: ReadConfig) -> int:
-    from nni_petridish.results.retrain.file import describe_final_file, is_final_file
+    from nni_petridish.results.retrain.file import describe_retraining_file, is_retraining_file
 
-    if is_final_file(options.config):
-        print(describe_final_file(options.config))
+    if is_retraining_file(options.config):
+        print(describe_retraining_file(options.config))
         return 0
     config = read_config(options.config)
     config.check_gallery()
@@ -174,7 +173,7 @@ def _export(options: argparse.Namespace) -> int:
     from nni_petridish.gallery.saved_model import read_model
     from nni_petridish.results.export import export_model
 
-    if options.gallery.is_file():  # of a final training, or exported earlier
+    if options.gallery.is_file():  # of a retraining, or exported earlier
         if is_selected(options):
             raise ConfigError(f"{options.gallery} is one model: there is none to choose.")
         model = read_model(options.gallery)
@@ -192,29 +191,32 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _chosen_model(options: argparse.Namespace) -> SavedModel:
-    """Return the model of a gallery that is meant, with what its images are normalized by."""
+    """Return the selected model of a gallery, with the facts of its data."""
     from dataclasses import replace
 
     from nni_petridish.gallery.saved_model import from_gallery
-    from nni_petridish.results.export import measure_normalization
     from nni_petridish.running.config import SearchConfig
 
     gallery, search = open_search(options.gallery)
     model = from_gallery(options.gallery, selected(search, options).id)
     if not (gallery.folder / "config.json").exists():
         return model
-    known = measure_normalization(SearchConfig.of_gallery(gallery))
-    return replace(model, facts={**model.facts, "normalisation": known})
+    config = SearchConfig.of_gallery(gallery)
+    facts = kind_of(config.space).data_facts(config.data)
+    return replace(model, facts={**model.facts, **facts})
 
 
 def _train(options: argparse.Namespace) -> int:
-    from nni_petridish.results.retrain.retraining import describe_result, summary
+    from nni_petridish.results.retrain.preparation import prepare_retraining
+    from nni_petridish.results.retrain.repetitions import describe_result, run_repetitions, summary
     from nni_petridish.tasks.distributed import joined_world
+    from nni_petridish.tasks.task import Callbacks
 
     gallery, search = open_search(options.gallery)
     id = selected(search, options).id
-    is_text = gallery.space.get("space") == "recurrent"
-    training, repetitions = (_language_training if is_text else _vision_training)(options, id)
+    wanted = _retraining_options(options, gallery.space)
+    repetitions = wanted.pop("repetitions", 1)
+    training = prepare_retraining(options.gallery, id, **wanted)
     folder = options.out or options.gallery / "final" / training.name
     multiply_adds, parameters = training.size()
     with joined_world(training.recipe.device) as world:
@@ -228,56 +230,52 @@ def _train(options: argparse.Namespace) -> int:
             f"{training.title}: {parameters:,} parameters, {multiply_adds:,} multiply-adds"
             f"{together}; in {folder}"
         )
-
-        def tell(result: dict[str, Any]) -> None:
-            say(describe_result(result, training.measure))
-
-        results = training.run(folder, repetitions, progress=True, on_result=tell)
+        results = run_repetitions(
+            training,
+            folder,
+            repetitions,
+            callbacks=Callbacks(progress=True),
+            on_result=lambda result: say(describe_result(result, training.measure)),
+        )
         say(summary(results, training.measure))
     return 0
 
 
-def _language_training(options: argparse.Namespace, id: str) -> tuple[LanguageRetraining, int]:
-    from nni_petridish.results.retrain.language import language_retraining
-
-    for name in ("config", "cells", "filters", "fit", "merge"):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"--{name} is for vision but the gallery holds language models.")
-    training = language_retraining(
-        options.gallery,
-        id,
-        embedding=options.embedding,
-        epochs=options.epochs,
-        seed=options.seed or 0,
-        changes=dict(map(_read_change, options.set)),
-    )
-    return training, 1 if options.repetitions is None else options.repetitions
+_RETRAINING_FLAGS = {
+    "cells": "cells_per_stage",
+    "filters": "filters",
+    "fit": "max_multiply_adds",
+    "merge": "merge",
+    "embedding": "embedding",
+    "epochs": "epochs",
+    "seed": "seed",
+}
+"""The option of a retraining that each flag of ``train`` gives."""
 
 
-def _vision_training(options: argparse.Namespace, id: str) -> tuple[VisionRetraining, int]:
-    from nni_petridish.results.retrain.file import read_final_file
-    from nni_petridish.results.retrain.setup import vision_retraining
+def _retraining_options(options: argparse.Namespace, space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `prepare_retraining`, and ``repetitions``; flags go before a file."""
+    from nni_petridish.results.retrain.file import read_retraining_file
+    from nni_petridish.results.retrain.preparation import check_options
 
-    if options.embedding is not None:
-        raise ConfigError("--embedding is for language models but the gallery is one of vision.")
-    wanted = {} if options.config is None else read_final_file(options.config)
-    given = {
-        "cells_per_stage": options.cells,
-        "filters": options.filters,
-        "max_multiply_adds": None if options.fit is None else parse_count(options.fit),
-        "merge": options.merge,
-        "epochs": options.epochs,
-        "repetitions": options.repetitions,
-        "seed": options.seed,
-    }
-    if options.fit is not None and options.filters is None:
-        wanted.pop("filters", None)
-    if options.filters is not None and options.fit is None:
+    given = {flag: getattr(options, flag) for flag in _RETRAINING_FLAGS}
+    given = {flag: value for flag, value in given.items() if value is not None}
+    check_options(space, {_RETRAINING_FLAGS[flag]: f"--{flag}" for flag in given})
+    wanted: dict[str, Any] = {}
+    if options.config is not None:
+        check_options(space, {"data": "--config"})
+        wanted = read_retraining_file(options.config)
+    if "fit" in given:
+        given["fit"] = parse_count(given["fit"])
+        if "filters" not in given:
+            wanted.pop("filters", None)
+    elif "filters" in given:
         wanted.pop("max_multiply_adds", None)
-    changes = {**wanted.pop("changes", {}), **dict(map(_read_change, options.set))}
-    wanted |= {name: value for name, value in given.items() if value is not None}
-    repetitions = wanted.pop("repetitions", 1)
-    return vision_retraining(options.gallery, id, **wanted, changes=changes), repetitions
+    wanted |= {_RETRAINING_FLAGS[flag]: value for flag, value in given.items()}
+    if options.repetitions is not None:
+        wanted["repetitions"] = options.repetitions
+    wanted["changes"] = {**wanted.get("changes", {}), **dict(map(_read_change, options.set))}
+    return wanted
 
 
 def _read_change(text: str) -> tuple[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nni_petridish.errors import ConfigError, DataError, PetridishError
+from nni_petridish.errors import ConfigError, PetridishError
 from nni_petridish.gallery.files import temporary_name
 from nni_petridish.gallery.saved_model import SavedModel, write_model
 from nni_petridish.registry import kind_of
@@ -31,15 +31,15 @@ def export_model(model: SavedModel, path: Path, format: str, pixels: bool = Fals
     Parameters
     ----------
     model
-        What to export.
+        The model to export.
     path
-        The file. One that is there already is refused.
+        The file to write; a file that exists is not overwritten.
     format
-        ``state_dict`` (read by `load_model`), ``onnx`` or
-        ``torch_export`` (read by ``torch.export.load``). Both are run, with another batch size, and
-        compared with PyTorch before they are kept.
+        ``state_dict`` (read by `load_model`), ``onnx`` or ``torch_export`` (read by
+        ``torch.export.load``). The last two are run with another batch size and compared with
+        PyTorch before they are kept.
     pixels
-        Of ``onnx`` and ``torch_export``: put the normalization into the network, which then takes
+        For ``onnx`` and ``torch_export``: put the normalization into the network, which then takes
         pixels from 0 to 255.
     """
     if format not in FORMATS:
@@ -77,15 +77,6 @@ def _or_one_line(path: Path, write: Callable[[], Result]) -> Result:
         return write()
     except OSError as error:
         raise ConfigError(f"Cannot write {path}: {error.strerror or error}.") from error
-
-
-def measure_normalization(config: Any) -> dict[str, list[float]] | None:
-    """Return mean and std of each channel, in pixels; None where the data are not at hand."""
-    try:
-        data = config.load_task().data
-    except (DataError, OSError, AttributeError):  # not here any more, or not images
-        return None
-    return {"mean": data.train.mean.tolist(), "std": data.train.std.tolist()}
 
 
 def _write_onnx(plain: PlainNetwork, path: Path, metadata: Mapping[str, str]) -> Runner:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from nni_petridish.core.genotype import Genotype
 
 PHASES = ("seed", "weak", "final")
-"""Training a seed model; weak learning; training after finalizing."""
+"""The phases of a growth: training a seed model; weak learning; training after finalizing."""
+RETRAINING = "retraining"
+"""The phase of a training from scratch after a search."""
 
 Record = dict[str, float]
 """The numbers of an epoch: ``epoch``, ``loss``, ``validation_error``, ..."""
@@ -28,15 +30,15 @@ class Phase:
     Parameters
     ----------
     name
-        The purpose, one of `PHASES`.
+        The purpose: one of `PHASES`, or `RETRAINING`.
     epochs
-        The length.
+        The number of epochs.
     random_seed
-        The seed of all that is random in it, such as the order of examples.
+        The seed of all random numbers in it, such as the order of examples.
     label
-        The name of its progress bar, and of the phase in messages.
+        The name of the training in its progress bar and in messages.
     checkpoint
-        A folder to keep the state in after every epoch, and to go on from if it holds one.
+        The folder that the state is written to after every epoch; a state found there is restored.
     """
 
     name: str

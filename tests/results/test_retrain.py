@@ -15,11 +15,12 @@ from nni_petridish.core.complexity import count_multiply_adds, count_parameters
 from nni_petridish.errors import ConfigError, GalleryError, Interrupted
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.registry import ERROR
-from nni_petridish.results.retrain import vision as retraining
-from nni_petridish.results.retrain.retraining import summary
-from nni_petridish.results.retrain.setup import vision_retraining
-from nni_petridish.results.retrain.vision import VisionRetraining, widest
+from nni_petridish.results.retrain.preparation import prepare_retraining
+from nni_petridish.results.retrain.repetitions import run_repetitions, summary
+from nni_petridish.tasks.task import Callbacks
+from nni_petridish.tasks.vision import retraining
 from nni_petridish.tasks.vision.data import load_data
+from nni_petridish.tasks.vision.retraining import VisionRetraining, widest
 from nni_petridish.tasks.vision.training import evaluate
 from search_spaces import VisionSpace
 from tests.support.small_gallery import recurrent_gallery, vision_gallery
@@ -40,14 +41,14 @@ def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_defaults_are_the_papers(gallery: Gallery) -> None:
-    training = vision_retraining(gallery.folder)
+    training = prepare_retraining(gallery.folder)
     assert (training.space.cells_per_stage, training.space.filters) == (6, 32)
     assert training.recipe.epochs == 600
     assert training.model == "g00003"
 
 
 def test_its_size_is_that_of_the_network_without_the_auxiliary_head(gallery: Gallery) -> None:
-    training = vision_retraining(gallery.folder, **SMALL)
+    training = prepare_retraining(gallery.folder, **SMALL)
     net = training.space.build(training.genotype, auxiliary=True)
     shape = training.space.image_shape
     assert training.size() == (count_multiply_adds(net, shape), count_parameters(net))
@@ -72,19 +73,21 @@ def test_all_training_images_are_used_and_the_test_set_is_looked_at_once(
     monkeypatch.setattr(
         "nni_petridish.tasks.vision.training.evaluate", None
     )  # no look during the training
-    training = vision_retraining(
+    training = prepare_retraining(
         gallery.folder, **{**SMALL, "epochs": 1}, changes={"batch_size": 499}
     )
-    (result,) = training.run(tmp_path / "a")
+    (result,) = run_repetitions(training, tmp_path / "a")
     assert result["images"] == 1497  # of 1797, 300 are the test set; the search had 96
     assert seen == [300]
-    training.run(tmp_path / "a")
+    run_repetitions(training, tmp_path / "a")
     assert (len(seen), len(loaded)) == (1, 1)
 
 
 @pytest.mark.usefixtures("few_images")
 def test_the_trained_model_loads_and_errs_as_reported(gallery: Gallery, tmp_path: Path) -> None:
-    results = vision_retraining(gallery.folder, "g00001", **SMALL).run(tmp_path / "a", 2)
+    results = run_repetitions(
+        prepare_retraining(gallery.folder, "g00001", **SMALL), tmp_path / "a", 2
+    )
     data = load_data("digits", validation=0, limit=64)
     for result in results:
         home = tmp_path / "a" / f"run-{result['repetition']}"
@@ -99,8 +102,8 @@ def test_the_trained_model_loads_and_errs_as_reported(gallery: Gallery, tmp_path
 def test_an_interrupted_training_ends_as_if_it_had_not_been(
     gallery: Gallery, tmp_path: Path
 ) -> None:
-    training = vision_retraining(gallery.folder, **SMALL)
-    (straight,) = training.run(tmp_path / "a")
+    training = prepare_retraining(gallery.folder, **SMALL)
+    (straight,) = run_repetitions(training, tmp_path / "a")
     steps = 0
 
     def stop() -> bool:
@@ -109,8 +112,8 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
         return steps == 4  # in the second epoch: two steps each
 
     with pytest.raises(Interrupted):
-        training.run(tmp_path / "b", stop=stop)
-    (resumed,) = training.run(tmp_path / "b")
+        run_repetitions(training, tmp_path / "b", callbacks=Callbacks(should_stop=stop))
+    (resumed,) = run_repetitions(training, tmp_path / "b")
     assert resumed["test_loss"] == straight["test_loss"]
     one, other = (
         nni_petridish.load_model(tmp_path / name / "run-0" / "model.safetensors").state_dict()
@@ -121,17 +124,17 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
 
 @pytest.mark.usefixtures("few_images")
 def test_another_training_does_not_touch_a_folder(gallery: Gallery, tmp_path: Path) -> None:
-    training = vision_retraining(gallery.folder, **{**SMALL, "epochs": 1})
-    training.run(tmp_path / "a")
+    training = prepare_retraining(gallery.folder, **{**SMALL, "epochs": 1})
+    run_repetitions(training, tmp_path / "a")
     before = (tmp_path / "a" / "run-0" / "result.json").read_bytes()
     for other in (replace(training, seed=5), replace(training, model="g00001")):
         with pytest.raises(GalleryError, match="another final training"):
-            other.run(tmp_path / "a")
+            run_repetitions(other, tmp_path / "a")
     assert (tmp_path / "a" / "run-0" / "result.json").read_bytes() == before
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine").touch()
     with pytest.raises(GalleryError, match="not empty"):
-        training.run(tmp_path / "b")
+        run_repetitions(training, tmp_path / "b")
 
 
 def test_the_summary_is_best_mean_and_standard_deviation() -> None:
@@ -161,22 +164,24 @@ def test_what_cannot_be_trained_is_refused_in_one_line(gallery: Gallery, tmp_pat
         ({"cells_per_stage": 0}, "cells_per_stage must be"),
         ({"filters": 3, "max_multiply_adds": 1e6}, "Only one of"),
         ({"max_multiply_adds": 5}, "Even F = 1"),
-        ({"changes": {"learning_rate": 1}}, "but got learning_rate"),
+        ({"changes": {"learning_rate": 1}}, "but got 'learning_rate'"),
         ({"changes": {"lr": -1}}, "lr must be"),
     ):
         with pytest.raises((ConfigError, GalleryError), match=message):
-            vision_retraining(gallery.folder, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="for vision but the model is recurrent"):
-        vision_retraining(recurrent_gallery(tmp_path).folder)
+            prepare_retraining(gallery.folder, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="filters is for vision but the space is recurrent"):
+        prepare_retraining(recurrent_gallery(tmp_path).folder, filters=3)
+    with pytest.raises(ConfigError, match="layers is for no kind of space"):
+        prepare_retraining(gallery.folder, layers=3)
     nas = vision_gallery(tmp_path / "nas").folder
     (nas / "config.json").unlink()  # as in a gallery of NasExperiment
     with pytest.raises(ConfigError, match="does not say which data"):
-        vision_retraining(nas)
-    assert vision_retraining(nas, data={"name": "digits"}).data == {"name": "digits"}
-    cuda = vision_retraining(gallery.folder, **SMALL, changes={"device": "cuda"})
+        prepare_retraining(nas)
+    assert prepare_retraining(nas, data={"name": "digits"}).data == {"name": "digits"}
+    cuda = prepare_retraining(gallery.folder, **SMALL, changes={"device": "cuda"})
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="device must be available"):
-            cuda.run(tmp_path / "cuda")
+            run_repetitions(cuda, tmp_path / "cuda")
     assert not (tmp_path / "cuda").exists()
 
 
@@ -200,9 +205,9 @@ def test_the_command_trains_and_goes_on(
 
 def test_cp_end_replaces_the_weighted_sums_in_the_end_alone(tmp_path: Path) -> None:
     gallery = vision_gallery(tmp_path)
-    plain = vision_retraining(gallery.folder, **SMALL)
-    ws = vision_retraining(gallery.folder, **SMALL, merge="weighted_sum")
-    back = vision_retraining(gallery.folder, **SMALL, merge="concat_project")
+    plain = prepare_retraining(gallery.folder, **SMALL)
+    ws = prepare_retraining(gallery.folder, **SMALL, merge="weighted_sum")
+    back = prepare_retraining(gallery.folder, **SMALL, merge="concat_project")
     assert (plain.genotype, plain.identity()) == (back.genotype, back.identity())
     assert ws.genotype.cells == plain.genotype.cells
     assert (ws.genotype.merge, ws.space.merge) == ("weighted_sum", "weighted_sum")

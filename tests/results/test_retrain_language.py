@@ -14,12 +14,14 @@ import nni_petridish
 from nni_petridish.cli import main
 from nni_petridish.core.complexity import count_parameters
 from nni_petridish.errors import ConfigError, DataError, GalleryError, Interrupted
-from nni_petridish.results.retrain.language import language_retraining
+from nni_petridish.results.retrain.preparation import prepare_retraining
+from nni_petridish.results.retrain.repetitions import run_repetitions
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.runner import run_search
 from nni_petridish.tasks.distributed import World
 from nni_petridish.tasks.language.text import load_text
 from nni_petridish.tasks.language.training import evaluate_language
+from nni_petridish.tasks.task import Callbacks
 from tests.support.small_gallery import vision_gallery
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -65,18 +67,18 @@ def _models(folder: Path, search: Any) -> list[Any]:
 
 
 def test_the_defaults_are_the_papers_on_the_searchs_recipe(gallery: Path) -> None:
-    training = language_retraining(gallery, "g00001")
+    training = prepare_retraining(gallery, "g00001")
     recipe = training.recipe
     assert (recipe.epochs, recipe.lr) == (4500, 10.0)
     assert (recipe.batch_size, recipe.bptt, recipe.dropout_outputs) == (4, 8, 0.1)
     assert training.data == {"name": "text_folder", "root": training.data["root"]}  # no limit
     assert training.space.embedding == 8
-    wide = language_retraining(gallery, "g00001", embedding=12)
+    wide = prepare_retraining(gallery, "g00001", embedding=12)
     assert (wide.space.embedding, wide.space.hidden) == (12, 12)
 
 
 def test_its_size_is_that_of_the_network(gallery: Path) -> None:
-    training = language_retraining(gallery, "g00001", embedding=12)
+    training = prepare_retraining(gallery, "g00001", embedding=12)
     net = training.space.build(training.genotype)
     assert training.size() == (net.multiply_adds(), count_parameters(net))
 
@@ -84,8 +86,8 @@ def test_its_size_is_that_of_the_network(gallery: Path) -> None:
 def test_all_text_is_trained_on_and_the_model_is_as_good_as_reported(
     gallery: Path, tmp_path: Path
 ) -> None:
-    training = language_retraining(gallery, "g00001", **SMALL)
-    results = training.run(tmp_path / "a", 2)
+    training = prepare_retraining(gallery, "g00001", **SMALL)
+    results = run_repetitions(training, tmp_path / "a", 2)
     corpus = load_text("text_folder", training.data["root"])
     for result in results:
         home = tmp_path / "a" / f"run-{result['repetition']}"
@@ -111,16 +113,16 @@ def test_the_test_text_is_looked_at_once(
         return evaluate_language(net, text, recipe)
 
     monkeypatch.setattr(recurrent_task, "evaluate_language", counted)
-    training = language_retraining(gallery, "g00000", **SMALL)
-    first = training.run(tmp_path / "a")
+    training = prepare_retraining(gallery, "g00000", **SMALL)
+    first = run_repetitions(training, tmp_path / "a")
     assert seen == [len(training.load().test)]
-    assert training.run(tmp_path / "a") == first
+    assert run_repetitions(training, tmp_path / "a") == first
     assert len(seen) == 1
 
 
 def test_an_interrupted_training_ends_as_if_it_had_not_been(gallery: Path, tmp_path: Path) -> None:
-    training = language_retraining(gallery, "g00001", **{**SMALL, "epochs": 3})
-    (straight,) = training.run(tmp_path / "a")
+    training = prepare_retraining(gallery, "g00001", **{**SMALL, "epochs": 3})
+    (straight,) = run_repetitions(training, tmp_path / "a")
     asked = 0
 
     def stop() -> bool:
@@ -129,8 +131,8 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(gallery: Path, tmp_p
         return asked == 50  # of about 60 steps in 3 epochs
 
     with pytest.raises(Interrupted, match="epoch 3"):
-        training.run(tmp_path / "b", stop=stop)
-    (resumed,) = training.run(tmp_path / "b")
+        run_repetitions(training, tmp_path / "b", callbacks=Callbacks(should_stop=stop))
+    (resumed,) = run_repetitions(training, tmp_path / "b")
     assert resumed["test_loss"] == straight["test_loss"]
     one, other = (
         nni_petridish.load_model(tmp_path / name / "run-0" / "model.safetensors").state_dict()
@@ -144,20 +146,20 @@ def test_what_cannot_be_trained_is_refused_in_one_line(gallery: Path, tmp_path: 
         ({"id": "g00099"}, "no model 'g00099'"),
         ({"embedding": 0}, "embedding must be"),
         ({"epochs": 0}, "epochs must be"),
-        ({"changes": {"learning_rate": 1}}, "but got learning_rate"),
+        ({"changes": {"learning_rate": 1}}, "but got 'learning_rate'"),
         ({"changes": {"clip": 0}}, "clip must be"),
         ({"seed": -1}, "seed must be"),
     ):
         with pytest.raises((ConfigError, GalleryError), match=message):
-            language_retraining(gallery, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="Not a recurrent cell"):
-        language_retraining(vision_gallery(tmp_path).folder)
-    training = language_retraining(gallery)
+            prepare_retraining(gallery, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="embedding is for recurrent but the space is vision"):
+        prepare_retraining(vision_gallery(tmp_path).folder, embedding=8)
+    training = prepare_retraining(gallery)
     with pytest.raises(ConfigError, match="in one process but there are 2"):
         training.check_world(World(0, 2))
     other = replace(training, space=replace(training.space, vocabulary=99))
     with pytest.raises(DataError, match="had 99"):
-        other.run(tmp_path / "other")
+        run_repetitions(other, tmp_path / "other")
 
 
 def test_the_command_trains_and_goes_on(gallery: Path, capsys: pytest.CaptureFixture[str]) -> None:

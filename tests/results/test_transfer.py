@@ -14,11 +14,11 @@ import nni_petridish
 from nni_petridish.cli import main
 from nni_petridish.core.grow import attach_candidates, finalize_candidates, sites
 from nni_petridish.errors import ConfigError, DataError
-from nni_petridish.results.retrain.file import read_final_file
-from nni_petridish.results.retrain.setup import vision_retraining
-from nni_petridish.results.retrain.vision import size_of
+from nni_petridish.results.retrain.file import read_retraining_file
+from nni_petridish.results.retrain.preparation import prepare_retraining
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
+from nni_petridish.tasks.vision.retraining import size_of
 from nni_petridish.tasks.vision.training import evaluate
 from search_spaces import VisionSpace
 from tests.support.small_gallery import vision_gallery
@@ -109,7 +109,7 @@ def test_the_config_has_the_papers_numbers(
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "c.yml").write_text(CONFIG.read_text())
     write_folder(tmp_path / "data" / "imagenet")
-    options = read_final_file(tmp_path / "configs" / "c.yml")
+    options = read_retraining_file(tmp_path / "configs" / "c.yml")
     assert (options["cells_per_stage"], options["filters"], options["epochs"]) == (6, 44, 250)
     assert options["data"]["root"] == str(tmp_path / "data" / "imagenet")
     known = asdict(Recipe.named("image_folder"))
@@ -177,4 +177,4 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, transfer: Path) -> No
     ):
         transfer.write_text(yaml.safe_dump({**document, **change}))
         with pytest.raises((ConfigError, DataError), match=message):
-            vision_retraining(gallery, **read_final_file(transfer))
+            prepare_retraining(gallery, **read_retraining_file(transfer))

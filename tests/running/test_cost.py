@@ -13,10 +13,10 @@ from nni_petridish.cli import main
 from nni_petridish.errors import ConfigError
 from nni_petridish.kernels.cache import make_cache_folder
 from nni_petridish.registry import kind_of
-from nni_petridish.results.retrain.vision import size_of
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.cost import Cost, growth_seconds
 from nni_petridish.search.settings import GrowthSettings
+from nni_petridish.tasks.vision.retraining import size_of
 from search_spaces import VisionSpace
 from search_spaces.vision.size import seed_size
 from tests.support.chaos import write_config

@@ -382,17 +382,17 @@ def test_the_part_of_a_configuration_is_checked_and_makes_a_task(tmp_path: Path)
             call()
 
 
-def test_the_final_recipe_is_the_papers() -> None:
-    recipe = LanguageRecipe.final("ptb")
+def test_the_recipe_of_a_retraining_is_the_papers() -> None:
+    recipe = LanguageRecipe.for_retraining("ptb")
     assert (recipe.epochs, recipe.lr, recipe.batch_size, recipe.bptt) == (4500, 10.0, 64, 35)
-    assert LanguageRecipe.final("pydoc", epochs=4).epochs == 4
+    assert LanguageRecipe.for_retraining("pydoc", epochs=4).epochs == 4
 
 
 def test_a_found_cell_trains_from_scratch_with_the_plain_mean() -> None:
     task = RecurrentTask(RecurrentSpace(WORDS, 8), corpus(), replace(RECIPE, lr=5.0))
     torch.manual_seed(0)
     genotype = RecurrentGenotype([("relu", 0), ("tanh", 1), ("sigmoid", 1)])
-    net = task.build_for_retraining(genotype)
+    net = task.space.build(genotype, for_retraining=True)
     before = task.evaluate(net)["error"]
     task.train(net, Phase("final", 5))
     assert task.evaluate(net)["error"] < before

@@ -167,32 +167,32 @@ def carry_out(run: Run, stop: Callable[[], bool]) -> dict[str, Any] | None:
 
 
 def _train(run: Run, final: Final, id: str, stop: Callable[[], bool]) -> dict[str, Any]:
-    from nni_petridish.results.retrain.setup import vision_retraining
+    from nni_petridish.results.retrain.preparation import prepare_retraining
+    from nni_petridish.results.retrain.repetitions import run_repetitions
+    from nni_petridish.tasks.task import Callbacks
 
     gallery = run.config.gallery
-    training = vision_retraining(
-        gallery,
-        id,
-        cells_per_stage=final.cells_per_stage,
-        filters=final.filters,
-        epochs=final.epochs,
-        seed=run.seed,
-        max_multiply_adds=final.max_multiply_adds,
-        merge=final.merge,
-        changes=final.recipe,
-    )
+    options = {
+        "cells_per_stage": final.cells_per_stage,
+        "filters": final.filters,
+        "epochs": final.epochs,
+        "seed": run.seed,
+        "max_multiply_adds": final.max_multiply_adds,
+        "merge": final.merge,
+    }
+    training = prepare_retraining(gallery, id, changes=final.recipe, **options)
     if final.limit is not None:
         training = replace(training, data={**training.data, "limit": final.limit})
     # Other settings, other folder: those of an earlier configuration stay where they are.
     digest = hashlib.sha256(to_json([training.identity(), asdict(final)])).hexdigest()[:8]
-    (result,) = training.run(gallery / "final" / f"{training.name}-{digest}", stop=stop)
+    folder = gallery / "final" / f"{training.name}-{digest}"
+    (result,) = run_repetitions(training, folder, callbacks=Callbacks(should_stop=stop))
     return {
-        "test_error": result["test_error"],
+        "test_error": result[f"test_{training.measure.name}"],
         "multiply_adds": result["multiply_adds"],
         "parameters": result["parameters"],
-        "cells_per_stage": training.space.cells_per_stage,
-        "filters": training.space.filters,
-        "images": result["images"],
+        **training.widths,
+        training.examples: result[training.examples],
         "seconds": sum(record["seconds"] for record in result["history"]),
     }
 

@@ -11,7 +11,7 @@ from annotated_types import Ge
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS, PERPLEXITY
-from nni_petridish.search.constraints import Folder, OneOf, prefix, resolve
+from nni_petridish.search.constraints import Count, Folder, OneOf, check_fields, prefix, resolve
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.text import TEXT_NAMES, check_text, count_vocabulary
 from search_spaces.recurrent.space import RecurrentSpace
@@ -19,7 +19,9 @@ from search_spaces.recurrent.space import RecurrentSpace
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nni_petridish.gallery.saved_model import SavedModel
     from nni_petridish.tasks.plain_network import PlainNetwork
+    from nni_petridish.tasks.retraining import Retraining
     from nni_petridish.tasks.task import Task
 
 
@@ -45,6 +47,28 @@ class TextOptions:
     limit: Annotated[int, Ge(3)] | None = None
 
 
+@dataclass(frozen=True)
+class TextRetrainingOptions:
+    """A retraining of a found cell.
+
+    Parameters
+    ----------
+    embedding
+        Width of embedding and cell; by default the search's.
+    epochs
+        Epochs of the training.
+    seed
+        The first random seed.
+    """
+
+    embedding: Count | None = None
+    epochs: Count | None = None
+    seed: Annotated[int, Ge(0)] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 MEASURE = PERPLEXITY
 TUNED_RANGES = {"l1": (1e-4, 0.1)}
 """The paper names one λ, 10, in a scale it does not give; here larger ones select noise.
@@ -55,16 +79,21 @@ L1_GROUPS = (1e-4, 1e-3, 1e-2, 1e-1)
 SPACE = RecurrentSpace
 DATA = TextOptions
 RECIPE = LanguageRecipe
+RETRAINING = TextRetrainingOptions
+SEARCH_ONLY_DATA = ("limit",)
 DECIDED_BY_DATA = ("vocabulary",)
 _PLACE = f"{ARGUMENTS}.data"
 
 
-def read_data(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
+def read_data(
+    data: Mapping[str, Any], base: Path, *, for_retraining: bool = False
+) -> dict[str, Any]:
     """Return the arguments of `load_text`; raise unless the files are there."""
+    place = "data" if for_retraining else _PLACE
     result = {"name": TextOptions.name, **data}
     if result.get("root") is not None:
         result["root"] = str(resolve(result["root"], base))
-    with prefix(f"{_PLACE}: "):
+    with prefix(f"{place}: "):
         check_text(result["name"], result.get("root"))
     return result
 
@@ -129,9 +158,11 @@ def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def read_recipe(options: Mapping[str, Any], data: Mapping[str, Any]) -> LanguageRecipe:
+def read_recipe(
+    options: Mapping[str, Any], data: Mapping[str, Any], *, for_retraining: bool = False
+) -> LanguageRecipe:
     """Return the recipe of the text with changes."""
-    with prefix(f"{ARGUMENTS}.recipe."):
+    with prefix("recipe." if for_retraining else f"{ARGUMENTS}.recipe."):
         return LanguageRecipe.named(data["name"], **options)
 
 
@@ -162,6 +193,23 @@ def plain_network(
     return language_model(net, space)
 
 
+def data_facts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nothing: the vocabulary is in the space."""
+    return {}
+
+
 def check_retraining(space: Mapping[str, Any], cells_per_stage: int) -> None:
     """Refuse: a language model has one cell."""
     raise ConfigError("cells_per_stage is for vision but the space is recurrent.")
+
+
+def make_retraining(
+    model: SavedModel,
+    searched: tuple[Mapping[str, Any], LanguageRecipe] | None,
+    options: Mapping[str, Any],
+    changes: Mapping[str, Any],
+) -> Retraining[Any, Any]:
+    """Prepare the retraining of a cell."""
+    from nni_petridish.tasks.language.retraining import make_retraining
+
+    return make_retraining(model, searched, TextRetrainingOptions(**options), changes)

@@ -1,4 +1,4 @@
-"""How a language model is trained: DARTS's recipe as one dataclass, and what differs per text."""
+"""DARTS's recipe for language models as one dataclass, and its differences per text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from nni_petridish.errors import ConfigError
 from nni_petridish.search.constraints import Count, Device, Share, check_fields
+from nni_petridish.tasks.recipes import named_recipe
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LanguageRecipe:
     0.2
     """
 
-    # "25 epochs" at each stage; 4500 in the final training.
+    # "25 epochs" at each stage; 4500 in a retraining.
     epochs: Count = 25
     batch_size: Count = 64
     # Validation and test text is read in this many columns.
@@ -44,7 +44,7 @@ class LanguageRecipe:
     dropout_cell_inputs: Share = 0.75
     dropout_hidden: Share = 0.25
     dropout_outputs: Share = 0.75
-    # Regularisation of the cell's outputs: of their size (AR), of their change in time (TAR).
+    # Regularization of the cell's outputs: of their size (AR), of their change in time (TAR).
     activation: Annotated[float, Ge(0)] = 0.0
     temporal_activation: Annotated[float, Ge(0)] = 1e-3
     # SGD becomes averaged SGD once the validation loss is no better than it was so many epochs ago.
@@ -58,18 +58,12 @@ class LanguageRecipe:
     @classmethod
     def named(cls, text: str, **changes: Any) -> LanguageRecipe:
         """Return the recipe for a text (see `DIFFERENCES`), with `changes` made to it."""
-        if text not in DIFFERENCES:
-            raise ConfigError(f"a recipe must be one of {', '.join(DIFFERENCES)} but got {text!r}.")
-        known = {field.name for field in fields(cls)}
-        for name in changes:
-            if name not in known:
-                raise ConfigError(f"a recipe has {', '.join(sorted(known))} but got {name!r}.")
-        return cls(**{**DIFFERENCES[text], **changes})
+        return named_recipe(cls, DIFFERENCES, text, changes)
 
     @classmethod
-    def final(cls, text: str, **changes: Any) -> LanguageRecipe:
-        """Return the recipe for training a found cell from scratch (see `FINAL_DIFFERENCES`)."""
-        return cls.named(text, **{**FINAL_DIFFERENCES.get(text, {}), **changes})
+    def for_retraining(cls, text: str, **changes: Any) -> LanguageRecipe:
+        """Return the recipe for a retraining (see `RETRAINING_DIFFERENCES`)."""
+        return cls.named(text, **{**RETRAINING_DIFFERENCES.get(text, {}), **changes})
 
     def dropout(self) -> dict[str, float]:
         """Return the rates of dropout by the names that a network knows them by."""
@@ -80,7 +74,7 @@ class LanguageRecipe:
         }
 
 
-#: What differs from DARTS's recipe, by name of the text.
+#: The differences from DARTS's recipe, by name of the text.
 DIFFERENCES: dict[str, dict[str, Any]] = {
     "ptb": {},
     "text_folder": {},
@@ -95,8 +89,8 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     },
 }
 
-#: What the training of a found cell from scratch changes, by name of the text.
-FINAL_DIFFERENCES: dict[str, dict[str, Any]] = {
+#: The differences in the retraining of a found cell, by name of the text.
+RETRAINING_DIFFERENCES: dict[str, dict[str, Any]] = {
     # "trained from scratch for 4500 epochs, learning rate of 10 and batch size 64"
     "ptb": {"epochs": 4500, "lr": 10.0},
     "text_folder": {"epochs": 4500, "lr": 10.0},

@@ -47,10 +47,6 @@ class RecurrentTask:
         """Build a network with fresh weights."""
         return self.space.build(genotype)
 
-    def build_for_retraining(self, genotype: Genotype) -> nn.Module:
-        """Build a network to train from scratch: its output is DARTS's mean of the nodes."""
-        return self.space.build(genotype, for_retraining=True)
-
     def train(
         self, net: nn.Module, phase: Phase, callbacks: Callbacks = NO_CALLBACKS
     ) -> list[Record]:

@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge
 
-from nni_petridish.errors import ConfigError
+from nni_petridish.core.genotype import MERGES
+from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.registry import ARGUMENTS, ERROR
-from nni_petridish.search.constraints import Count, Folder, OneOf, prefix, resolve
+from nni_petridish.search.constraints import Count, Folder, OneOf, check_fields, prefix, resolve
 from nni_petridish.tasks.vision.data import DATA_NAMES, Description, check_data, describe
 from nni_petridish.tasks.vision.recipe import Recipe
-from search_spaces.vision.space import VisionSpace
+from search_spaces.vision.space import STEMS, VisionSpace
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from nni_petridish.gallery.saved_model import SavedModel
     from nni_petridish.tasks.plain_network import PlainNetwork
+    from nni_petridish.tasks.retraining import Retraining
     from nni_petridish.tasks.task import Task
+    from nni_petridish.tasks.vision.data import DataSet
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,45 @@ class DataOptions:
     workers: Annotated[int, Ge(0)] | None = None
 
 
+@dataclass(frozen=True)
+class ImageRetrainingOptions:
+    """A retraining on images.
+
+    Parameters
+    ----------
+    cells_per_stage
+        N, the number of normal cells at each resolution; 6 by default. The cells of a macro model
+        are repeated, so N must be a multiple of the search's.
+    filters
+        F, the width of the first stage; 32 by default.
+    max_multiply_adds
+        In place of F: as wide as so many multiply-adds allow, for instance 600M.
+    merge
+        op_merge, if it is not to be the search's: after a search with the weighted sum,
+        ``concat_project`` is the paper's CP-end (appendix B.3).
+    stem
+        ``plain``, or ``imagenet`` for large images; by default the search's.
+    epochs
+        Epochs of the training; 600 by default, for other data those of their recipe.
+    seed
+        The first random seed.
+    data
+        Other images than the search's: arguments of `load_data`.
+    """
+
+    cells_per_stage: Count | None = None
+    filters: Count | None = None
+    max_multiply_adds: float | str | None = None
+    merge: Annotated[str, OneOf(MERGES)] | None = None
+    stem: Annotated[str, OneOf(STEMS)] | None = None
+    epochs: Count | None = None
+    seed: Annotated[int, Ge(0)] | None = None
+    data: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 MEASURE = ERROR
 TUNED_RANGES = {"l1": (1e-5, 0.1), "i_max": (2, 4)}
 """They span the values that the paper tried."""
@@ -60,29 +103,24 @@ L1_GROUPS = (1e-5, 1e-3, 1e-1)
 SPACE = VisionSpace
 DATA = DataOptions
 RECIPE = Recipe
+RETRAINING = ImageRetrainingOptions
+SEARCH_ONLY_DATA = ("validation", "limit")
 DECIDED_BY_DATA = ("image_shape", "num_classes")
 _PLACE = f"{ARGUMENTS}.data"
 
 
-def read_data(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
+def read_data(
+    data: Mapping[str, Any], base: Path, *, for_retraining: bool = False
+) -> dict[str, Any]:
     """Return the arguments of `load_data`; raise unless the files are there."""
-    result = _read_data(data, base, _PLACE)
-    if result["name"] == "image_folder" and not result.get("validation"):
-        raise ConfigError(f"{_PLACE}.validation must be at least 1: a search needs validation.")
-    return result
-
-
-def read_training_data(data: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """Return the same for a retraining, which sets nothing aside."""
-    return _read_data(data, base, "data")
-
-
-def _read_data(data: Mapping[str, Any], base: Path, place: str) -> dict[str, Any]:
+    place = "data" if for_retraining else _PLACE
     result = {"name": DataOptions.name, **data}
     if result.get("root") is not None:
         result["root"] = str(resolve(result["root"], base))
     with prefix(f"{place}: "):
         check_data(result["name"], result.get("root"))
+    if result["name"] == "image_folder" and not for_retraining and not result.get("validation"):
+        raise ConfigError(f"{place}.validation must be at least 1: a search needs validation.")
     return result
 
 
@@ -145,9 +183,11 @@ def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return dict(arguments)
 
 
-def read_recipe(options: Mapping[str, Any], data: Mapping[str, Any]) -> Recipe:
+def read_recipe(
+    options: Mapping[str, Any], data: Mapping[str, Any], *, for_retraining: bool = False
+) -> Recipe:
     """Return the recipe of the data set with changes; raise unless it fits the images."""
-    with prefix(f"{ARGUMENTS}.recipe."):
+    with prefix("recipe." if for_retraining else f"{ARGUMENTS}.recipe."):
         recipe = Recipe.named(data["name"], **options)
         recipe.check_image(_describe(data).image_shape)
     return recipe
@@ -178,6 +218,22 @@ def plain_network(
     return image_classifier(net, space, facts.get("normalisation"), pixels)
 
 
+def data_facts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the images are normalized by, None if they are not at hand."""
+    from nni_petridish.tasks.vision.data import load_data
+
+    try:
+        return {"normalisation": normalization_of(load_data(**data))}
+    except (DataError, OSError):
+        return {"normalisation": None}
+
+
+def normalization_of(data: DataSet) -> dict[str, list[float]]:
+    """Return mean and standard deviation of each channel, for pixels from 0 to 255."""
+    split: Any = data.train
+    return {"mean": split.mean.tolist(), "std": split.std.tolist()}
+
+
 def check_retraining(space: Mapping[str, Any], cells_per_stage: int) -> None:
     """Refuse numbers of cells that the learners of a macro search cannot be spread over."""
     searched = space.get("cells_per_stage", VisionSpace.cells_per_stage)
@@ -186,6 +242,18 @@ def check_retraining(space: Mapping[str, Any], cells_per_stage: int) -> None:
             f"cells_per_stage must be a multiple of {searched}, the search's, in macro mode"
             f" but got {cells_per_stage!r}."
         )
+
+
+def make_retraining(
+    model: SavedModel,
+    searched: tuple[Mapping[str, Any], Recipe] | None,
+    options: Mapping[str, Any],
+    changes: Mapping[str, Any],
+) -> Retraining[Any, Any]:
+    """Prepare the retraining of a model."""
+    from nni_petridish.tasks.vision.retraining import make_retraining
+
+    return make_retraining(model, searched, ImageRetrainingOptions(**options), changes)
 
 
 def _describe(data: Mapping[str, Any]) -> Description:

@@ -1,15 +1,16 @@
-"""How a network is trained: the paper's recipe as one dataclass, and what differs per data set."""
+"""The paper's recipe for images as one dataclass, and its differences per data set."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.search.constraints import Count, Device, Infinite, OneOf, Share, check_fields
+from nni_petridish.tasks.recipes import named_recipe
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Recipe:
     False
     """
 
-    # Weak learning 80 and finalisation 80; the seed model 200, the final training 600.
+    # Weak learning 80 and training after it 80; the seed model 200, a retraining 600.
     epochs: Count = 80
     batch_size: Count = 32
     # "decays from 0.025 to 0 in cosine decay"
@@ -46,7 +47,7 @@ class Recipe:
     # "drop-path with probability 0.6": of keeping the deepest path at the end of training.
     drop_path_keep: Annotated[float, Gt(0), Le(1)] = 0.6
     label_smoothing: Share = 0.0
-    # Weight of the auxiliary head's loss, if the network has one (final training, as in DARTS).
+    # Weight of the auxiliary head's loss, if the network has one (retraining, as in DARTS).
     auxiliary_weight: Annotated[float, Ge(0)] = 0.4
     # bfloat16 on CUDA. It needs no loss scaling, which would distort the L1 term added to α.
     amp: bool = False
@@ -63,13 +64,7 @@ class Recipe:
     @classmethod
     def named(cls, data: str, **changes: Any) -> Recipe:
         """Return the recipe for a data set (see `DIFFERENCES`), with `changes` made to it."""
-        if data not in DIFFERENCES:
-            raise ConfigError(f"a recipe must be one of {', '.join(DIFFERENCES)} but got {data!r}.")
-        known = {field.name for field in fields(cls)}
-        for name in changes:
-            if name not in known:
-                raise ConfigError(f"a recipe has {', '.join(sorted(known))} but got {name!r}.")
-        return cls(**{**DIFFERENCES[data], **changes})
+        return named_recipe(cls, DIFFERENCES, data, changes)
 
     def learning_rate(self, step: int, total: int, steps_per_epoch: int) -> float:
         """Return the learning rate of a step, counted from 0, out of `total`."""
@@ -87,7 +82,7 @@ class Recipe:
                 )
 
 
-#: What differs from the CIFAR-10 recipe, by name of the data set.
+#: The differences from the CIFAR-10 recipe, by name of the data set.
 DIFFERENCES: dict[str, dict[str, Any]] = {
     "cifar10": {},
     "cifar100": {},

@@ -1,0 +1,51 @@
+"""Recipes of training: frozen dataclasses that differ by data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from nni_petridish.errors import ConfigError
+from nni_petridish.search.constraints import prefix
+
+Recipe = TypeVar("Recipe")
+
+
+def named_recipe(
+    recipe: type[Recipe],
+    differences: Mapping[str, Mapping[str, Any]],
+    name: str,
+    changes: Mapping[str, Any],
+) -> Recipe:
+    """Return the recipe of a data set.
+
+    Parameters
+    ----------
+    recipe
+        The dataclass, whose defaults are the general recipe.
+    differences
+        The values that differ from it, by name of the data set.
+    name
+        The data set.
+    changes
+        Values that go before those of the data set.
+    """
+    if name not in differences:
+        raise ConfigError(f"a recipe must be one of {', '.join(differences)} but got {name!r}.")
+    _refuse_unknown(recipe, changes)
+    return recipe(**{**differences[name], **changes})
+
+
+def changed_recipe(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with other values; errors name the place, ``recipe``."""
+    _refuse_unknown(type(recipe), changes)
+    with prefix("recipe."):
+        return replace(recipe, **changes)  # type: ignore[type-var]
+
+
+def _refuse_unknown(recipe: Any, changes: Mapping[str, Any]) -> None:
+    known = [field.name for field in fields(recipe)]
+    for name in changes:
+        if name not in known:
+            raise ConfigError(f"a recipe has {', '.join(known)} but got {name!r}.")
