@@ -1,22 +1,28 @@
 """Cost of a search, before it starts: size of the seed, time and memory of a growth.
 
-The size comes from formulas and needs no torch. Time and memory are measured, a few training steps
-of the seed with and without candidates, and remembered for this machine: asked again, the answer
-is there at once.
+The size comes from formulas and needs no torch. Time and memory are measured by training the seed
+for a few steps, with and without candidates, and are remembered for this machine: a recalled answer
+needs no torch either.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import platform
+import resource
+import statistics
+import sys
+import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import ConfigError, Interrupted, TrainingError
 from nni_petridish.gallery.files import write_file
 from nni_petridish.kernels.cache import cache_folder, make_cache_folder
 from nni_petridish.registry import kind_of
@@ -24,18 +30,25 @@ from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.process import cores
 from nni_petridish.search.settings import GrowthSettings
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from nni_petridish.tasks.task import Task
+
 _KEPT = 100
 """Number of measurements that are remembered."""
+_STEPS = 3
+"""Number of training steps that are timed, after one that warms up."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a training step of the seed, and of one with its candidates.
+    """Time and memory of training the seed.
 
     Parameters
     ----------
     plain, weak
-        Seconds.
+        Seconds of a training step, without and with candidates.
     steps
         Steps of an epoch.
     bytes
@@ -55,7 +68,7 @@ def describe_size(config: SearchConfig) -> str:
 
 
 def check_limit(config: SearchConfig, limit: float | None, place: str) -> None:
-    """Raise if not even the seed model is within the limit: then nothing could be found."""
+    """Raise `ConfigError` if even the seed model exceeds the limit: nothing could be found."""
     if limit is None:
         return
     task = config.load_task()
@@ -67,17 +80,17 @@ def check_limit(config: SearchConfig, limit: float | None, place: str) -> None:
 
 
 def describe_cost(config: SearchConfig, anew: bool = False) -> str:
-    """Return in words what training takes on this machine.
+    """Return time and memory of training on this machine in words.
 
     Parameters
     ----------
+    config
+        The search.
     anew
-        Measure even if it was measured before.
+        Whether to measure even if an earlier measurement is remembered.
     """
     cost = None if anew else _recall(config)
     if cost is None:
-        from nni_petridish.running.cost_measurement import measure_cost
-
         cost = measure_cost(config)
         _remember(config, cost)
     seed, growth = growth_seconds(config.plan, cost)
@@ -88,9 +101,62 @@ def describe_cost(config: SearchConfig, anew: bool = False) -> str:
 
 
 def growth_seconds(plan: GrowthSettings, cost: Cost) -> tuple[float, float]:
-    """Return about how long the seed takes, and the first growth; later ones take longer."""
+    """Return the approximate seconds of the seed and of the first growth."""
     growth = plan.weak_epochs * cost.weak + plan.final_epochs * cost.plain
     return cost.steps * plan.seed_epochs * cost.plain, cost.steps * growth
+
+
+def measure_cost(config: SearchConfig) -> Cost:
+    """Train the seed for a few steps, then its candidates along with it."""
+    from nni_petridish.core.grow import attach_candidates
+
+    task = config.load_task()
+    net = task.build(task.seed())
+    plain = step_seconds(task, net, "seed")
+    weak = step_seconds(task, attach_candidates(net, config.settings.l1), "weak")
+    return Cost(plain, weak, task.steps(1), _peak_memory(net))
+
+
+def step_seconds(task: Task, net: nn.Module, phase: str) -> float:
+    """Return the median time of a few training steps.
+
+    The task trains as in a growth and is stopped soon: it asks before every step whether to stop.
+    """
+    from nni_petridish.tasks.task import Callbacks, Phase
+
+    times: list[float] = []
+
+    def has_enough() -> bool:
+        _wait_for_gpu(net)
+        times.append(time.perf_counter())
+        return len(times) > 1 + _STEPS
+
+    with contextlib.suppress(Interrupted):
+        # An epoch has one step at least.
+        task.train(net, Phase(phase, 2 + _STEPS), Callbacks(should_stop=has_enough))
+    seconds = [end - start for start, end in itertools.pairwise(times)]
+    if len(seconds) < 2:
+        raise TrainingError("a task must ask callbacks.should_stop before every step.")
+    return statistics.median(seconds[1:])
+
+
+def _wait_for_gpu(net: nn.Module) -> None:
+    import torch
+
+    device = next(net.parameters()).device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _peak_memory(net: nn.Module) -> int:
+    """Return the peak memory of the GPU of a network, or of this process."""
+    import torch
+
+    device = next(net.parameters()).device
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _store() -> Path:
@@ -98,7 +164,7 @@ def _store() -> Path:
 
 
 def _key(config: SearchConfig) -> str:
-    """Return what the cost depends on: network, data, recipe, machine and torch."""
+    """Return a digest of what the cost depends on: network, data, recipe, machine and torch."""
     facts = {
         "space": config.space,
         "data": config.data,

@@ -6,20 +6,26 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from torch import nn
 
 from nni_petridish.cli import main
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import ConfigError, Interrupted
 from nni_petridish.kernels.cache import make_cache_folder
 from nni_petridish.registry import kind_of
 from nni_petridish.running.config import SearchConfig
-from nni_petridish.running.cost import Cost, growth_seconds
+from nni_petridish.running.cost import Cost, growth_seconds, step_seconds
 from nni_petridish.search.settings import GrowthSettings
+from nni_petridish.tasks.task import Callbacks, Phase, Record
 from nni_petridish.tasks.vision.retraining import size_of
 from search_spaces import VisionSpace
 from search_spaces.vision.size import seed_size
+from tests.contracts.listed import TASKS
 from tests.support.chaos import write_config
+from tests.support.small_gallery import vision_gallery
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,6 +90,46 @@ def test_check_prints_size_time_and_memory(
     store.write_text("{")
     assert main(["check", str(path), "--estimate"]) == 0
     assert " 9.0 GiB" not in capsys.readouterr().out
+
+
+def test_a_search_that_starts_from_a_model_is_measured_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vision_gallery(tmp_path / "first")
+    path = write_config(tmp_path / "second", models=2)
+    document = yaml.safe_load(path.read_text())
+    document["tuner"]["classArgs"]["start"] = {"from": str(tmp_path / "first" / "gallery")}
+    path.write_text(yaml.safe_dump(document))
+    assert main(["check", str(path)]) == 0
+    assert "GiB" in capsys.readouterr().out
+
+
+class TimedTask:
+    """A task whose steps take as long as they are told by a clock of its own, an epoch each."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds, self.done, self.now = seconds, 0, 0.0
+
+    def train(self, net: nn.Module, phase: Phase, callbacks: Callbacks) -> list[Record]:
+        for _ in range(phase.epochs):
+            if callbacks.should_stop():
+                raise Interrupted("stopped.")
+            self.now += self.seconds[self.done]
+            self.done += 1
+        return []
+
+
+def test_a_step_takes_the_median_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    task: Any = TimedTask([30.0, 5.0, 1.0, 20.0, 99.0])
+    monkeypatch.setattr("nni_petridish.running.cost.time.perf_counter", lambda: task.now)
+    assert step_seconds(task, nn.Linear(1, 1), "seed") == 5.0
+    assert task.done == 4  # no more than it needs
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_steps_of_every_task_are_timed(name: str) -> None:
+    task = TASKS[name]()
+    assert 0 < step_seconds(task, task.build(task.seed()), "seed") < 5
 
 
 def test_a_recalled_estimate_needs_no_torch(tmp_path: Path) -> None:
