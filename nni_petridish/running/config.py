@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from nni_petridish.tasks.task import Task
 
 CONFIG_FILE = "config.json"
+DEFAULT_GALLERY = "galleries/search"
+"""The gallery of a configuration for a study that names none."""
 
 _SETTINGS = tuple(f.name for f in fields(SearchSettings) if f.name != "limits")
 _PLAN = tuple(f.name for f in fields(GrowthSettings))

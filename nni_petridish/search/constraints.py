@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
@@ -142,6 +142,22 @@ def describe(annotation: Any) -> str:
     if issubclass(origin, Sequence):
         return f"a list, each item {describe(get_args(kind)[0])},"
     return f"of type {origin.__name__}"
+
+
+def read_mapping(place: str, value: object) -> dict[str, Any]:
+    """Return a copy of a mapping that a user wrote; raise a ConfigError unless it is one."""
+    check_value(place, value, dict[str, Any])
+    return dict(cast(Mapping[str, Any], value))
+
+
+def refuse_unknown(found: Mapping[str, Any], known: Sequence[str], place: str) -> None:
+    """Raise a ConfigError in one line if a mapping has a key that is not known."""
+    for key, value in found.items():
+        if key not in known:
+            allowed = ", ".join(known)
+            raise ConfigError(
+                f"{place}.{key} is not a known key (value {value!r}); allowed are {allowed}."
+            )
 
 
 def resolve(folder: str, base: Path) -> Path:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.search.checks import refuse_unknown
+from nni_petridish.search.constraints import refuse_unknown
 from nni_petridish.search.events import Event
 from nni_petridish.search.records import Growth, ModelRecord
 from nni_petridish.search.search import Chooser, Search
@@ -47,7 +47,7 @@ class Range:
         >>> Range.read("i_max", {"low": 2, "high": 4})
         Range(low=2, high=4)
         """
-        refuse_unknown(given, ("low", "high"), f"{name}.")
+        refuse_unknown(given, ("low", "high"), name)
         whole = name == "i_max"
         for end in ("low", "high"):
             if end not in given:

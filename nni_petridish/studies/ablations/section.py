@@ -15,8 +15,15 @@ from annotated_types import Ge
 from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS
-from nni_petridish.search.checks import mapping, refuse_unknown
-from nni_petridish.search.constraints import Count, Folder, OneOf, check_fields, prefix
+from nni_petridish.search.constraints import (
+    Count,
+    Folder,
+    OneOf,
+    check_fields,
+    prefix,
+    read_mapping,
+    refuse_unknown,
+)
 
 PLACE = f"{ARGUMENTS}.ablations"
 Changes = dict[str, Any]
@@ -67,7 +74,7 @@ class Final:
 
         check(part_of(Final), given, "final")
         with prefix("final."):
-            return cls(**mapping("final", given))
+            return cls(**read_mapping("final", given))
 
 
 @dataclass(frozen=True)
@@ -92,14 +99,14 @@ class Table:
     def read(cls, name: str, given: object) -> Table:
         """Check what a user wrote."""
         place = f"tables.{name}"
-        keys = mapping(place, given)
-        refuse_unknown(keys, ("set", "variants"), f"{place}.")
-        common = mapping(f"{place}.set", keys.get("set") or {})
-        listed = mapping(f"{place}.variants", keys.get("variants"))
+        keys = read_mapping(place, given)
+        refuse_unknown(keys, ("set", "variants"), place)
+        common = read_mapping(f"{place}.set", keys.get("set") or {})
+        listed = read_mapping(f"{place}.variants", keys.get("variants"))
         if len(listed) < 2:
             raise ConfigError(f"{place}.variants must have at least 2 but got {len(listed)}.")
         own = {
-            str(variant): mapping(f"{place}.variants.{variant}", changes or {})
+            str(variant): read_mapping(f"{place}.variants.{variant}", changes or {})
             for variant, changes in listed.items()
         }
         default = next((variant for variant, changes in own.items() if not changes), None)
@@ -142,9 +149,9 @@ class AblationSettings:
         from nni_petridish.running.schema import check, part_of  # pydantic: not for --help
 
         check(part_of(AblationSettings), given, PLACE)
-        keys = mapping(PLACE, given)
+        keys = read_mapping(PLACE, given)
         with prefix(f"{PLACE}."):
-            tables: Mapping[str, Any] = mapping("tables", keys.get("tables"))
+            tables: Mapping[str, Any] = read_mapping("tables", keys.get("tables"))
             keys["tables"] = {str(n): Table.read(str(n), table) for n, table in tables.items()}
             if not keys["tables"]:
                 raise ConfigError("tables must name at least one comparison.")

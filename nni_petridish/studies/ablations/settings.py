@@ -15,8 +15,8 @@ from typing import Any
 
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.registry import DEFAULT_KIND, Measure, kind_of
-from nni_petridish.running.config import SearchConfig, read_experiment
-from nni_petridish.search.checks import mapping, prefix, put, resolve
+from nni_petridish.running.config import DEFAULT_GALLERY, SearchConfig, read_experiment
+from nni_petridish.search.constraints import Folder, check_value, prefix, read_mapping, resolve
 from nni_petridish.studies.ablations.section import (
     JUDGEMENT,
     PLACE,
@@ -25,6 +25,7 @@ from nni_petridish.studies.ablations.section import (
     Final,
     Table,
 )
+from nni_petridish.studies.dotted import set_dotted
 
 SEARCHES, RESULTS = "searches", "results"
 _FIXED = ("seed", "gallery", "tuning", "ablations")
@@ -114,7 +115,7 @@ class Ablations:
         if "ablations" not in arguments:
             raise ConfigError(f"{PLACE} is missing in {path}: the comparisons to make.")
         section = AblationSettings.read(arguments.pop("ablations"))
-        return cls(section, mapping("searchSpace", search_space), arguments, base, experiment)
+        return cls(section, read_mapping("searchSpace", search_space), arguments, base, experiment)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_names", self._name_searches())
@@ -158,8 +159,10 @@ class Ablations:
     def folder(self) -> Path:
         """Folder of all galleries and results."""
         if self.section.folder is not None:
-            return resolve(f"{PLACE}.folder", self.section.folder, self.base)
-        gallery = resolve("gallery", self.arguments.get("gallery", "galleries/search"), self.base)
+            return resolve(self.section.folder, self.base)
+        named = self.arguments.get("gallery", DEFAULT_GALLERY)
+        check_value("gallery", named, Folder)
+        gallery = resolve(named, self.base)
         return gallery.with_name(f"{gallery.name}-ablations")
 
     def run(self, table: Table, variant: str, repeat: int) -> Run:
@@ -209,9 +212,9 @@ class Ablations:
             if top == "final" and self.section.final is None:
                 raise ConfigError(f"{name} changes nothing: {PLACE}.final is not given.")
             if top == "searchSpace":
-                put(space, rest, value, "searchSpace.")
+                set_dotted(space, rest, value, "searchSpace.")
             else:
-                put(judged if top in JUDGEMENT else arguments, name, value, "")
+                set_dotted(judged if top in JUDGEMENT else arguments, name, value, "")
         arguments["seed"] = arguments.get("seed", 0) + repeat
         arguments.setdefault("gallery", str(self.folder))  # `run` gives each its own
         config = SearchConfig.from_parts(space, arguments, self.base, self.experiment)

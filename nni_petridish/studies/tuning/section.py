@@ -14,8 +14,15 @@ from annotated_types import Ge
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS, DEFAULT_KIND, kind_of
-from nni_petridish.search.checks import mapping, refuse_unknown
-from nni_petridish.search.constraints import Count, Folder, OneOf, check_fields, prefix
+from nni_petridish.search.constraints import (
+    Count,
+    Folder,
+    OneOf,
+    check_fields,
+    prefix,
+    read_mapping,
+    refuse_unknown,
+)
 from nni_petridish.search.settings import check_number
 
 PLACE = f"{ARGUMENTS}.tuning"
@@ -57,8 +64,8 @@ class Dimension:
         >>> Dimension.read("l1", {"low": 1e-5, "high": 0.1})
         Dimension(low=1e-05, high=0.1, log=True, choices=())
         """
-        keys = mapping(name, given)
-        refuse_unknown(keys, ("low", "high", "log", "choices"), f"{name}.")
+        keys = read_mapping(name, given)
+        refuse_unknown(keys, ("low", "high", "log", "choices"), name)
         if "choices" in keys:
             return cls(choices=_read_choices(name, keys))
         for end in ("low", "high"):
@@ -183,13 +190,13 @@ class TuningSettings:
         from nni_petridish.running.schema import check, part_of  # pydantic: not for --help
 
         check(part_of(TuningSettings), given, PLACE)
-        keys = mapping(PLACE, given)
+        keys = read_mapping(PLACE, given)
         usual = default_space(kind)
         with prefix(f"{PLACE}."):
             if "space" not in keys:
                 keys["space"] = usual
             else:
-                space = mapping("space", keys["space"])
+                space = read_mapping("space", keys["space"])
                 for name in space:
                     if not isinstance(name, str):
                         raise ConfigError(f"space must have names as its keys but got {name!r}.")

@@ -10,10 +10,16 @@ from typing import Any
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import DEFAULT_KIND
-from nni_petridish.running.config import SearchConfig, read_experiment, usual_settings
-from nni_petridish.search.checks import dig, mapping, put, resolve
+from nni_petridish.running.config import (
+    DEFAULT_GALLERY,
+    SearchConfig,
+    read_experiment,
+    usual_settings,
+)
+from nni_petridish.search.constraints import read_mapping, resolve
 from nni_petridish.search.ranges import RANGED
 from nni_petridish.search.settings import GrowthSettings, SearchSettings
+from nni_petridish.studies.dotted import get_dotted, set_dotted
 from nni_petridish.studies.tuning.section import PLACE, TuningSettings, Values
 
 _FIXED = ("seed", "limits")
@@ -43,7 +49,7 @@ class Tuning:
         """Read and check a configuration file, with every value that the study may try."""
         search_space, class_args, base, experiment = read_experiment(path)
         arguments = dict(class_args)
-        space = mapping("searchSpace", search_space)
+        space = read_mapping("searchSpace", search_space)
         section = TuningSettings.read(arguments.pop("tuning", {}), space.get("space", DEFAULT_KIND))
         return cls(section, space, arguments, base, experiment)
 
@@ -75,8 +81,8 @@ class Tuning:
         """Folder of the galleries of the study, and of its database by default."""
         given = self.section.folder
         if given is not None:
-            return resolve(f"{PLACE}.folder", given, self.base)
-        gallery = resolve("gallery", self.arguments.get("gallery", "galleries/search"), self.base)
+            return resolve(given, self.base)
+        gallery = resolve(self.arguments.get("gallery", DEFAULT_GALLERY), self.base)
         return gallery.with_name(f"{gallery.name}-tuning")
 
     @property
@@ -88,7 +94,7 @@ class Tuning:
         """Return the search of a setting."""
         arguments = copy.deepcopy(self.arguments)
         for name, value in values.items():
-            put(arguments, name, value, f"{PLACE}.space.")
+            set_dotted(arguments, name, value, f"{PLACE}.space.")
         arguments["seed"] = arguments.get("seed", 0) + repeat if repeat else arguments.get("seed")
         if arguments["seed"] is None:
             del arguments["seed"]
@@ -103,7 +109,7 @@ class Tuning:
         """
         usual = usual_settings(self.search_space)
         found = {
-            name: getattr(usual, name) if name in RANGED else dig(self.arguments, name)
+            name: getattr(usual, name) if name in RANGED else get_dotted(self.arguments, name)
             for name in self.section.space
         }
         return {n: value for n, value in found.items() if self.section.space[n].holds(value)}
