@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -25,19 +25,64 @@ from tqdm import tqdm
 from nni_petridish.errors import ConfigError, Interrupted, TrainingError
 from nni_petridish.tasks.checkpoint import load_checkpoint, save_checkpoint
 from nni_petridish.tasks.distributed import World
-from nni_petridish.tasks.task import Record
+from nni_petridish.tasks.task import Callbacks, Phase, Record
 
 
 @dataclass(frozen=True)
 class History:
-    """One record per epoch, those from before an interruption included.
+    """Result of a training.
 
-    Each holds ``epoch`` (from 1), ``loss``, ``error``, ``lr``, ``seconds``, and if validated
-    ``validation_loss`` and ``validation_error``. `resumed_at` epochs were read from the checkpoint.
+    Parameters
+    ----------
+    records
+        One record per epoch, those from before an interruption included: ``epoch`` (from 1),
+        ``loss``, ``error``, ``lr``, ``seconds``, and ``validation_loss`` and ``validation_error``
+        if there is a validation set.
+    resumed_at
+        The number of epochs that were read from the checkpoint.
     """
 
     records: tuple[Record, ...]
     resumed_at: int = 0
+
+
+class LoopOptions(TypedDict, total=False):
+    """Options of `fit` and `fit_language` that do not depend on the problem.
+
+    Parameters
+    ----------
+    on_epoch
+        Called with the record of each new epoch, after its checkpoint is written; may raise to end
+        the training.
+    checkpoint
+        The folder of the checkpoint. The state is written there after every epoch. A checkpoint
+        that is found there is restored if it is of the same network, recipe, data and seed; of a
+        finished training only the weights are restored. Of several processes (see
+        `tasks.distributed`) the first one writes, and all must see the folder.
+    progress
+        Whether to show a bar on stderr if that is a terminal; true by default.
+    label
+        The name of the training in its bar; ``"training"`` by default.
+    stop
+        Asked before every step; true raises `Interrupted`.
+    """
+
+    on_epoch: Callable[[Record], object] | None
+    checkpoint: str | Path | None
+    progress: bool
+    label: str
+    stop: Callable[[], bool] | None
+
+
+def loop_options(phase: Phase, callbacks: Callbacks) -> LoopOptions:
+    """Return the options of a phase of a growth, or of a retraining."""
+    return {
+        "on_epoch": lambda record: callbacks.on_epoch(phase.name, record),
+        "checkpoint": phase.checkpoint,
+        "progress": callbacks.progress,
+        "label": phase.label,
+        "stop": callbacks.should_stop,
+    }
 
 
 @dataclass(frozen=True)
@@ -47,11 +92,11 @@ class Bar:
     Parameters
     ----------
     length
-        Units in an epoch.
+        The number of units in an epoch.
     unit
-        The name of a unit.
+        The name of the unit that is shown.
     scale
-        The number of these units that one unit of ``length`` is shown as.
+        The number of shown units in one unit of ``length``.
     """
 
     length: int
@@ -60,18 +105,18 @@ class Bar:
 
 
 class Steps:
-    """The steps of an epoch under way: a place to stop, and the progress bar."""
+    """The steps of the current epoch: they can be stopped, and they advance the progress bar."""
 
     def __init__(self, epoch: int, bar: tqdm[Any], should_stop: Callable[[], bool] | None) -> None:
         self._epoch, self._bar, self._should_stop = epoch, bar, should_stop
 
     def before(self, place: str) -> None:
-        """Raise `Interrupted`, naming the place, if the training shall stop before a step."""
+        """Raise `Interrupted`, naming the place, if the training is asked to stop."""
         if self._should_stop is not None and self._should_stop():
             raise Interrupted(f"training was stopped at epoch {self._epoch + 1}, {place}.")
 
     def after(self, done: int, describe: Callable[[], str]) -> None:
-        """Advance the bar; it is described when it is drawn, since reading a GPU waits for it."""
+        """Advance the bar; ``describe`` is called only if it is drawn, since it waits for a GPU."""
         if self._bar.update(done):
             self._bar.set_postfix_str(describe(), refresh=False)
 
@@ -86,12 +131,12 @@ class Trainer(Protocol):
 
     @property
     def state(self) -> nn.Module:
-        """The module whose state a checkpoint holds: the network, and what is kept about it."""
+        """The module whose state a checkpoint holds: the network, or a module around it."""
         ...
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, whose momenta a checkpoint holds."""
+        """The optimizer; a checkpoint holds its momenta."""
         ...
 
     @property
@@ -110,7 +155,7 @@ class Trainer(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint must know beside tensors and records, as plain data."""
+        """Return the plain data of a checkpoint: all but its tensors and records."""
         ...
 
     def resume(self, tensors: dict[str, Tensor], facts: dict[str, Any], epochs: int) -> bool:
@@ -118,15 +163,15 @@ class Trainer(Protocol):
         ...
 
     def epoch(self, epoch: int, seed: int, steps: Steps) -> Record:
-        """Train for one epoch, counted from 0, in the order that the seed gives; return numbers."""
+        """Train for one epoch, counted from 0, in the order of the seed; return its metrics."""
         ...
 
     def validate(self, before: list[Record]) -> Record:
-        """Return the numbers of the validation, none without; ``before`` has earlier epochs."""
+        """Return the metrics of the validation, if there is one; ``before`` has earlier epochs."""
         ...
 
     def finish(self) -> None:
-        """Give the network its last weights."""
+        """Give the network its final weights."""
         ...
 
 
@@ -135,13 +180,13 @@ def run(
     epochs: int,
     seed: int,
     *,
-    on_epoch: Callable[[Record], object] | None,
-    checkpoint: str | Path | None,
-    progress: bool,
-    label: str,
-    stop: Callable[[], bool] | None,
+    on_epoch: Callable[[Record], object] | None = None,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    label: str = "training",
+    stop: Callable[[], bool] | None = None,
 ) -> History:
-    """Train to the end, from the checkpoint on if there is one; `fit` explains the parameters."""
+    """Train to the end, from the checkpoint on if there is one; see `LoopOptions`."""
     net, world = trainer.net, trainer.world
     folder = None if checkpoint is None else Path(checkpoint)
     records = [] if folder is None else _resume(trainer, folder)
@@ -178,7 +223,7 @@ def run(
 
 
 def check_seed(seed: int) -> None:
-    """Raise `ConfigError` unless this is a seed."""
+    """Raise `ConfigError` unless the value is a valid random seed."""
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0 but got {seed!r}.")
 

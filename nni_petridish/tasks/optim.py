@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nni_petridish.core.grow import candidate_parameters
 from nni_petridish.errors import TrainingError
@@ -38,7 +38,7 @@ def make_optimizer(
     net
         The network; its modules may be `HasScalars`.
     lr, weight_decay, momentum
-        Those of SGD.
+        Options of SGD.
     scalar_lr
         The learning rate of α, η and the like, which never decay; ``lr`` by default.
     """
@@ -62,26 +62,26 @@ def make_optimizer(
         fused=True,  # grown networks have hundreds of small parameters: 7 times faster on a CPU
     )
     if momentum:
-        # From zero instead of from the first gradient, which is the same; then the fused step also
-        # takes parameters that get their first gradient late.
+        # Starting from zero gives the same numbers as starting from the first gradient, and the
+        # fused step then accepts parameters that get their first gradient late.
         for parameter in trained:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
 def clip_groups(net: nn.Module, *, scalars_apart: bool = False) -> list[list[nn.Parameter]]:
-    """Return the network's own parameters and those of candidates attached to it.
+    """Return the groups of parameters whose gradients are clipped together.
 
-    Weak learning must not be noticed by the network: one norm over both would let the candidates'
-    gradients shorten the network's step.
+    The network's own parameters are one group, those of its candidates another: with one norm over
+    both, the candidates' gradients would shorten the network's step.
 
     Parameters
     ----------
     net
         The network.
     scalars_apart
-        Whether α and η are groups of their own: single numbers with gradients of the size of a
-        whole weight matrix's would take the steps of all weights away.
+        Whether α and η are groups of their own: their gradients are as large as those of a whole
+        weight matrix, and would shorten the steps of all weights.
     """
     scalars = _scalars(net) if scalars_apart else set()
     candidates = {id(parameter) for parameter in candidate_parameters(net)}
@@ -93,13 +93,44 @@ def clip_groups(net: nn.Module, *, scalars_apart: bool = False) -> list[list[nn.
     return [groups[group] for group in sorted(groups)]
 
 
+def take_step(
+    optimizer: torch.optim.Optimizer,
+    loss: Tensor,
+    groups: Iterable[list[nn.Parameter]],
+    clip: float,
+    lr: Callable[[dict[str, Any]], float],
+) -> None:
+    """Update the parameters along the clipped gradients of the loss.
+
+    Parameters
+    ----------
+    optimizer
+        The optimizer.
+    loss
+        The loss of the step.
+    groups
+        The parameters whose gradients are clipped together, see `clip_groups`.
+    clip
+        The largest norm of the gradients of a group.
+    lr
+        The learning rate for a parameter group of the optimizer.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    for parameters in groups:
+        clip_gradients(parameters, clip)
+    for group in optimizer.param_groups:
+        group["lr"] = lr(group)
+    optimizer.step()
+
+
 def clip_gradients(parameters: list[nn.Parameter], limit: float) -> None:
     """Scale the gradients so that their joint norm is at most `limit`."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients or math.isinf(limit):
         return
     norm = nn.utils.get_total_norm(gradients)
-    # Scaling by 1 is work for nothing, but to know that of a GPU means to wait for it.
+    # Scaling by 1 is wasted work, but reading the norm of a GPU would wait for it.
     if norm.device.type == "cuda" or float(norm) > limit:
         nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 

@@ -7,12 +7,11 @@ state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, Unpack, cast
 
 import numpy as np
 import torch
@@ -25,8 +24,8 @@ from nni_petridish.tasks.device import resolve_device
 from nni_petridish.tasks.distributed import ALONE, World
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.text import to_columns
-from nni_petridish.tasks.loop import Bar, History, Steps, check_seed, run
-from nni_petridish.tasks.optim import clip_gradients, clip_groups, make_optimizer
+from nni_petridish.tasks.loop import Bar, History, LoopOptions, Steps, check_seed, run
+from nni_petridish.tasks.optim import clip_groups, make_optimizer, take_step
 from nni_petridish.tasks.task import Record
 
 __all__ = [
@@ -72,11 +71,7 @@ def fit_language(
     *,
     seed: int,
     validation: Tensor | None = None,
-    on_epoch: Callable[[Record], object] | None = None,
-    checkpoint: str | Path | None = None,
-    progress: bool = True,
-    label: str = "training",
-    stop: Callable[[], bool] | None = None,
+    **options: Unpack[LoopOptions],
 ) -> History:
     """Train a language model in place; in the end it holds the averaged weights, if there are any.
 
@@ -86,18 +81,14 @@ def fit_language(
         A `LanguageModel`, such as `RecurrentNetwork`. It is moved to the recipe's device.
     train, validation
         Word numbers, see `load_text`. Without validation SGD is never averaged.
+    recipe
+        The recipe of the training.
     seed
-        Of the lengths of sequences and of dropout. The caller's random state is left alone.
-    on_epoch
-        Called with each new epoch's record, after its checkpoint is written; may raise to end.
-    checkpoint
-        Folder. The state is written there after every epoch, and training goes on from what is
-        found there if it is of the same network, recipe, text length and seed. It may have been
-        for fewer epochs: nothing in the recipe depends on how many follow.
-    progress, label
-        Show a bar of that name on stderr if that is a terminal.
-    stop
-        Asked before every step; true raises `Interrupted`.
+        The random seed of the lengths of sequences and of dropout. The caller's random state is
+        left alone.
+    options
+        See `LoopOptions`. A checkpoint may be of a training for fewer epochs: nothing in the recipe
+        depends on how many follow.
 
     Returns
     -------
@@ -115,16 +106,8 @@ def fit_language(
     device = resolve_device(recipe.device)
     net.to(device)
     columns = to_columns(train, recipe.batch_size).to(device)
-    return run(
-        _Trainer(net, columns, recipe, seed, validation),
-        recipe.epochs,
-        seed,
-        on_epoch=on_epoch,
-        checkpoint=checkpoint,
-        progress=progress,
-        label=label,
-        stop=stop,
-    )
+    trainer = _TextTrainer(net, columns, recipe, seed, validation)
+    return run(trainer, recipe.epochs, seed, **options)
 
 
 def evaluate_language(
@@ -157,7 +140,7 @@ def language_losses(net: nn.Module, text: Tensor, recipe: LanguageRecipe) -> Ite
         yield model.loss(dropped, targets) * (len(targets) / (len(columns) - 1))
 
 
-class _Trainer:
+class _TextTrainer:
     """One training on a text."""
 
     def __init__(
@@ -263,7 +246,6 @@ class _Trainer:
 
     def _step(self, tokens: Tensor, targets: Tensor, state: Tensor) -> tuple[float, Tensor]:
         recipe = self.recipe
-        self.optimizer.zero_grad(set_to_none=True)
         outputs, dropped = self.model.features(tokens, state)
         loss = plain = self.model.loss(dropped, targets)
         if recipe.activation:
@@ -271,13 +253,12 @@ class _Trainer:
         if recipe.temporal_activation and len(outputs) > 1:
             change = (outputs[1:] - outputs[:-1]).square().mean()
             loss = loss + recipe.temporal_activation * change
-        loss.backward()
-        for parameters in self.clip_groups:
-            clip_gradients(parameters, recipe.clip)
-        for group in self.optimizer.param_groups:
-            # A short stretch is as many words with less in them: its step is shorter.
-            group["lr"] = group["base_lr"] * len(tokens) / recipe.bptt
-        self.optimizer.step()
+
+        def lr(group: dict[str, Any]) -> float:
+            # The loss is a mean over the words: a shorter stretch takes a shorter step.
+            return float(group["base_lr"] * len(tokens) / recipe.bptt)
+
+        take_step(self.optimizer, loss, self.clip_groups, recipe.clip, lr)
         self.average.add()
         return float(plain.detach()), outputs[-1].detach()
 

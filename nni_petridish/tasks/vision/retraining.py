@@ -19,6 +19,7 @@ from nni_petridish.errors import ConfigError
 from nni_petridish.gallery.saved_model import SavedModel
 from nni_petridish.registry import ERROR, Measure
 from nni_petridish.tasks.distributed import World
+from nni_petridish.tasks.loop import loop_options
 from nni_petridish.tasks.recipes import changed_recipe
 from nni_petridish.tasks.retraining import Retraining
 from nni_petridish.tasks.task import Callbacks, Phase, Record
@@ -92,16 +93,8 @@ class VisionRetraining(Retraining["DataSet", VisionNetwork]):
         self, net: VisionNetwork, data: DataSet, phase: Phase, callbacks: Callbacks
     ) -> list[Record]:
         """Train by the recipe, without validation."""
-        history = fit(
-            net,
-            data.train,
-            self.recipe,
-            seed=phase.random_seed,
-            checkpoint=phase.checkpoint,
-            stop=callbacks.should_stop,
-            progress=callbacks.progress,
-            label=phase.label,
-        )
+        options = loop_options(phase, callbacks)
+        history = fit(net, data.train, self.recipe, seed=phase.random_seed, **options)
         return list(history.records)
 
     def test(self, net: VisionNetwork, data: DataSet) -> Record:

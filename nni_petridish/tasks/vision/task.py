@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nni_petridish.core.genotype import Genotype
 from nni_petridish.registry import ERROR, Measure
-from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record
+from nni_petridish.tasks.loop import History, LoopOptions
+from nni_petridish.tasks.space_task import SpaceTask
+from nni_petridish.tasks.task import Record
 from nni_petridish.tasks.vision.data import DataSet
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.splits import steps_per_epoch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class VisionTask:
+class VisionTask(SpaceTask):
     """Image classification with the paper's recipe.
 
     Parameters
@@ -30,7 +31,7 @@ class VisionTask:
     space
         The space of networks.
     data
-        Training, validation and test images; the test images are never looked at here.
+        Training, validation and test images; a task never looks at the test images.
     recipe
         The recipe of training; its number of epochs is replaced by that of each phase.
     """
@@ -41,31 +42,11 @@ class VisionTask:
 
     measure: ClassVar[Measure] = ERROR
 
-    def seed(self) -> Genotype:
-        """Return the space's simplest member."""
-        return self.space.seed()
-
-    def build(self, genotype: Genotype) -> nn.Module:
-        """Build a network with fresh weights."""
-        return self.space.build(genotype)
-
-    def train(
-        self, net: nn.Module, phase: Phase, callbacks: Callbacks = NO_CALLBACKS
-    ) -> list[Record]:
-        """Train by the recipe, the same in every phase; measure on the validation set as well."""
-        history = fit(
-            net,
-            self.data.train,
-            replace(self.recipe, epochs=phase.epochs),
-            seed=phase.random_seed,
-            validation=self.data.validation,
-            on_epoch=lambda record: callbacks.on_epoch(phase.name, record),
-            checkpoint=phase.checkpoint,
-            progress=callbacks.progress,
-            label=phase.label,
-            stop=callbacks.should_stop,
-        )
-        return list(history.records)
+    def _fit(
+        self, net: nn.Module, recipe: Recipe, seed: int, **options: Unpack[LoopOptions]
+    ) -> History:
+        validation = self.data.validation
+        return fit(net, self.data.train, recipe, seed=seed, validation=validation, **options)
 
     def steps(self, epochs: int) -> int:
         """Return the number of steps in so many epochs."""
@@ -82,7 +63,3 @@ class VisionTask:
         split = self.data.validation.to(device)
         for raw, labels in split.batches(self.recipe.batch_size):
             yield F.cross_entropy(net(split.normalise(raw)), labels, reduction="sum") / n
-
-    def size(self, net: nn.Module) -> tuple[int, int]:
-        """Return (multiply-adds of one image, parameters)."""
-        return self.space.size(net)

@@ -7,10 +7,8 @@ change the step of the network they hang on, and that α and η do not decay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Unpack, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +19,8 @@ from nni_petridish.errors import DataError, TrainingError
 from nni_petridish.tasks.checkpoint import fits, restore
 from nni_petridish.tasks.device import resolve_device
 from nni_petridish.tasks.distributed import current_world
-from nni_petridish.tasks.loop import Bar, History, Steps, check_seed, run
-from nni_petridish.tasks.optim import clip_gradients, clip_groups, make_optimizer
+from nni_petridish.tasks.loop import Bar, History, LoopOptions, Steps, check_seed, run
+from nni_petridish.tasks.optim import clip_groups, make_optimizer, take_step
 from nni_petridish.tasks.task import Record
 from nni_petridish.tasks.vision.augment import Augmentation
 from nni_petridish.tasks.vision.epoch_metrics import EpochMetrics
@@ -66,11 +64,7 @@ def fit(
     *,
     seed: int,
     validation: Split | None = None,
-    on_epoch: Callable[[Record], object] | None = None,
-    checkpoint: str | Path | None = None,
-    progress: bool = True,
-    label: str = "training",
-    stop: Callable[[], bool] | None = None,
+    **options: Unpack[LoopOptions],
 ) -> History:
     """Train a network in place.
 
@@ -84,24 +78,15 @@ def fit(
         Any image classifier. It is moved to the recipe's device and stays there, in train mode.
     train
         The images, see `nni_petridish.tasks.vision.data.load_data`.
+    recipe
+        The recipe of the training.
     seed
-        Of the order of images, their augmentation, and drop-path. The caller's random state is
-        left alone.
+        The random seed of the order of images, their augmentation, and drop-path. The caller's
+        random state is left alone.
     validation
-        Measured after every epoch if given.
-    on_epoch
-        Called with each new epoch's record, after its checkpoint is written; may raise to end.
-    checkpoint
-        Folder. The state is written there after every epoch, and training goes on from what is
-        found there if it is of the same network, recipe, number of images and seed; a finished one
-        only restores the weights. Of several processes (see `tasks.distributed`) the first
-        one writes, and all must see the folder.
-    progress
-        Show a bar on stderr if that is a terminal.
-    label
-        What the bar calls this.
-    stop
-        Asked before every step; true raises `Interrupted`.
+        Images to measure on after every epoch; None for no validation.
+    options
+        See `LoopOptions`.
 
     Raises
     ------
@@ -113,17 +98,8 @@ def fit(
     check_seed(seed)
     device = resolve_device(recipe.device)
     _place(net, device, recipe)
-    trainer = _Trainer(net, train.to(device), recipe, device, seed, validation)
-    return run(
-        trainer,
-        recipe.epochs,
-        seed,
-        on_epoch=on_epoch,
-        checkpoint=checkpoint,
-        progress=progress,
-        label=label,
-        stop=stop,
-    )
+    trainer = _ImageTrainer(net, train.to(device), recipe, device, seed, validation)
+    return run(trainer, recipe.epochs, seed, **options)
 
 
 def evaluate(net: nn.Module, split: Split, recipe: Recipe | None = None) -> Metrics:
@@ -156,7 +132,7 @@ def evaluate(net: nn.Module, split: Split, recipe: Recipe | None = None) -> Metr
     return Metrics(mean_loss, error, 1 - error, n)
 
 
-class _Trainer:
+class _ImageTrainer:
     """One training on images."""
 
     def __init__(
@@ -254,13 +230,7 @@ class _Trainer:
             return loss, logits
 
     def _update(self, loss: Tensor, lr: float) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        for parameters in self.clip_groups:
-            clip_gradients(parameters, self.recipe.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        take_step(self.optimizer, loss, self.clip_groups, self.recipe.clip, lambda group: lr)
 
 
 class _Outputs(nn.Module):

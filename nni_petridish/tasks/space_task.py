@@ -1,0 +1,51 @@
+"""Base of the tasks that are made of a space, data and a recipe."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, Unpack
+
+from torch import nn
+
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.tasks.loop import History, LoopOptions, loop_options
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record
+
+
+class SpaceTask(ABC):
+    """A task that trains networks of a space by one recipe, the same in every phase."""
+
+    space: Any
+    """The space of networks."""
+    recipe: Any
+    """The recipe of training; its number of epochs is replaced by that of each phase."""
+
+    @abstractmethod
+    def _fit(
+        self, net: nn.Module, recipe: Any, seed: int, **options: Unpack[LoopOptions]
+    ) -> History:
+        """Train on the training data and measure on the validation data."""
+
+    def seed(self) -> Genotype:
+        """Return the space's simplest member."""
+        genotype: Genotype = self.space.seed()
+        return genotype
+
+    def build(self, genotype: Genotype) -> nn.Module:
+        """Build a network with fresh weights."""
+        net: nn.Module = self.space.build(genotype)
+        return net
+
+    def train(
+        self, net: nn.Module, phase: Phase, callbacks: Callbacks = NO_CALLBACKS
+    ) -> list[Record]:
+        """Train by the recipe; measure on the validation data after every epoch."""
+        recipe = replace(self.recipe, epochs=phase.epochs)
+        history = self._fit(net, recipe, phase.random_seed, **loop_options(phase, callbacks))
+        return list(history.records)
+
+    def size(self, net: nn.Module) -> tuple[int, int]:
+        """Return (multiply-adds of one example, parameters)."""
+        size: tuple[int, int] = self.space.size(net)
+        return size
