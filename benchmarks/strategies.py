@@ -52,7 +52,7 @@ class Data(NamedTuple):
 
 def load(name: str, root: str | None) -> Data:
     data = load_data(name, root=root) if root else load_data(name)
-    # To normalise images one by one would take longer than training.
+    # To normalize images one by one would take longer than training.
     parts = [list(getattr(data, part)) for part in ("train", "validation", "test")]
     tensors = [
         TensorDataset(torch.stack([x for x, _ in part]), torch.tensor([int(y) for _, y in part]))

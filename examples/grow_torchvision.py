@@ -73,7 +73,7 @@ def error(net: nn.Module, split: Split) -> float:
     wrong = 0
     with torch.no_grad():
         for images, labels in split.batches(256):
-            wrong += int((net(split.normalise(images)).argmax(1) != labels).sum())
+            wrong += int((net(split.normalize(images)).argmax(1) != labels).sum())
     return wrong / len(split)
 
 
@@ -106,7 +106,7 @@ def train(
             group["lr"] = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
         for images, labels in data.train.batches(batch, generator):
             optimizer.zero_grad()
-            F.cross_entropy(net(data.train.normalise(images)), labels).backward()
+            F.cross_entropy(net(data.train.normalize(images)), labels).backward()
             nn.utils.clip_grad_norm_(net.parameters(), 5.0)
             optimizer.step()
         seconds += time.process_time() - began

@@ -52,7 +52,7 @@ def train(net: nn.Module, split: Split, steps: int) -> None:
     net.train()
     for _, (images, labels) in zip(range(steps), split.batches(32, generator), strict=False):
         optimizer.zero_grad()
-        F.cross_entropy(net(split.normalise(images)), labels).backward()
+        F.cross_entropy(net(split.normalize(images)), labels).backward()
         optimizer.step()
 
 
@@ -80,7 +80,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "genotype.json").write_text(genotype.to_json())
         save_model(net, str(folder / "weights.safetensors"))
-        images = data.validation.normalise(next(iter(data.validation.batches(16)))[0])
+        images = data.validation.normalize(next(iter(data.validation.batches(16)))[0])
         program = torch.export.export(net.eval(), (images,))
         torch.export.save(program, folder / "model.pt2")
 

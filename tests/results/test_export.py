@@ -110,7 +110,7 @@ def test_torch_export_needs_nothing_of_this_package(
     expected = images
     if pixels:
         data = SearchConfig.of_gallery(gallery).load_task().data  # type: ignore[attr-defined]
-        expected = data.train.normalise(images)
+        expected = data.train.normalize(images)
     expected = outputs(nni_petridish.load_model(gallery.folder), expected)
     torch.testing.assert_close(torch.load(tmp_path / "y"), expected, atol=1e-4, rtol=1e-4)
 

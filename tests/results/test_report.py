@@ -237,7 +237,7 @@ def test_slopes_are_those_of_the_loss_along_each_candidate() -> None:
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
 
     def losses(net: torch.nn.Module):  # type: ignore[no-untyped-def]
-        images = data.validation.normalise(data.validation.images[:50]).double()
+        images = data.validation.normalize(data.validation.images[:50]).double()
         yield torch.nn.functional.cross_entropy(net(images), data.validation.labels[:50])
 
     found = slopes(net, losses)

@@ -157,14 +157,14 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_normalised_training_images_have_mean_0_and_deviation_1(tmp_path: Path) -> None:
+def test_normalized_training_images_have_mean_0_and_deviation_1(tmp_path: Path) -> None:
     write_cifar(tmp_path, "cifar10")
     data = load_data("cifar10", tmp_path, validation=3)
-    images = data.train.normalise(images_of(data.train)).double()
+    images = data.train.normalize(images_of(data.train)).double()
     assert images.mean((0, 2, 3)).abs().max() < 1e-6
     assert (images.std((0, 2, 3), unbiased=False) - 1).abs().max() < 1e-6
     # One image through the Dataset interface is the same.
-    assert torch.equal(data.train[4][0], data.train.normalise(images_of(data.train))[4])
+    assert torch.equal(data.train[4][0], data.train.normalize(images_of(data.train))[4])
     assert isinstance(data.train[4][1], int)
 
 
@@ -305,3 +305,10 @@ def test_importing_the_module_loads_neither_torch_nor_sklearn() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "set()", result.stderr
+
+
+def test_the_old_spelling_of_normalize_works_with_a_warning() -> None:
+    split = load_data("digits", limit=8).train
+    images = images_of(split)
+    with pytest.warns(DeprecationWarning, match="normalize"):
+        assert torch.equal(split.normalise(images), split.normalize(images))

@@ -138,7 +138,7 @@ def test_fit_makes_the_steps_of_a_loop_written_out_with_torchs_own_parts() -> No
     for _ in range(3):
         loss = nn.CrossEntropyLoss(label_smoothing=0.1)
         optimizer.zero_grad()
-        loss(reference(split.normalise(split.images)), split.labels).backward()
+        loss(reference(split.normalize(split.images)), split.labels).backward()
         assert nn.utils.clip_grad_norm_(reference.parameters(), 0.2) > 0.2
         optimizer.step()
         scheduler.step()
@@ -233,7 +233,7 @@ def test_an_auxiliary_head_adds_its_weighted_loss() -> None:
     net.drop.p = 0.0
     with torch.no_grad():
         net.train()
-        logits, side = net.forward_with_auxiliary(split.normalise(split.images))
+        logits, side = net.forward_with_auxiliary(split.normalize(split.images))
         losses = [F.cross_entropy(x, split.labels).item() for x in (logits, side)]
     record = train(net, recipe, split=split).records[0]
     assert record["loss"] == pytest.approx(losses[0] + 0.4 * losses[1], rel=1e-5)
@@ -476,7 +476,7 @@ def test_cutout_equals_cutting_each_image(size: int) -> None:
         assert torch.equal(got[i], wanted)
 
 
-def test_an_augmented_batch_is_crop_and_flip_then_normalised_then_cut() -> None:
+def test_an_augmented_batch_is_crop_and_flip_then_normalized_then_cut() -> None:
     split = random_split(20, (3, 8, 8))
     augmentation = Augmentation(crop_padding=2, flip=True, cutout=4)
     draws = augmentation.draw(20, (8, 8), torch.Generator().manual_seed(0), torch.device("cpu"))
@@ -484,28 +484,28 @@ def test_an_augmented_batch_is_crop_and_flip_then_normalised_then_cut() -> None:
     assert draws.flips is not None
     assert draws.holes is not None
     assert (draws.crops.min(), draws.crops.max()) == (0, 4)
-    got = augmentation.apply(split.images[12:], draws, 12, split.normalise)
+    got = augmentation.apply(split.images[12:], draws, 12, split.normalize)
     raw = shift_and_flip(
         split.images[12:], draws.crops[0, 12:], draws.crops[1, 12:], draws.flips[12:], 2
     )
-    wanted = cutout(split.normalise(raw), draws.holes[0, 12:], draws.holes[1, 12:], 4)
+    wanted = cutout(split.normalize(raw), draws.holes[0, 12:], draws.holes[1, 12:], 4)
     assert torch.equal(got, wanted)
     assert got.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_no_augmentation_is_normalisation_alone() -> None:
+def test_no_augmentation_is_normalization_alone() -> None:
     split = random_split(4)
     draws = Augmentation().draw(4, (8, 8), torch.Generator(), torch.device("cpu"))
-    got = Augmentation().apply(split.images, draws, 0, split.normalise)
-    assert torch.equal(got, split.normalise(split.images))
+    got = Augmentation().apply(split.images, draws, 0, split.normalize)
+    assert torch.equal(got, split.normalize(split.images))
 
 
 def test_flips_alone_mirror_about_half_of_the_images() -> None:
     split = random_split(400)
     augmentation = Augmentation(flip=True)
     draws = augmentation.draw(400, (8, 8), torch.Generator().manual_seed(0), torch.device("cpu"))
-    got = augmentation.apply(split.images, draws, 0, split.normalise)
-    plain = split.normalise(split.images)
+    got = augmentation.apply(split.images, draws, 0, split.normalize)
+    plain = split.normalize(split.images)
     same_, mirrored = [
         sum(torch.equal(a, b) for a, b in zip(got, other, strict=True))
         for other in (plain, plain.flip(3))

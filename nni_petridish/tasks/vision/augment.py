@@ -72,7 +72,7 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random crop, then flip, then normalisation, then cutout: zero is black, then the mean."""
+    """Random crop, then flip, then normalization, then cutout: zero is black, then the mean."""
 
     crop_padding: int = 0
     flip: bool = False
@@ -94,9 +94,9 @@ class Augmentation:
         return Draws(crops, flips, holes)
 
     def apply(
-        self, images: Tensor, draws: Draws, start: int, normalise: Callable[[Tensor], Tensor]
+        self, images: Tensor, draws: Draws, start: int, normalize: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Augment and normalise a batch of raw images whose first one is the epoch's `start`-th."""
+        """Augment and normalize a batch of raw images whose first one is the epoch's `start`-th."""
         here = slice(start, start + len(images))
         if draws.crops is not None or draws.flips is not None:
             flips = None if draws.flips is None else draws.flips[here]
@@ -105,7 +105,7 @@ class Augmentation:
             else:
                 rows, columns = draws.crops[:, here]
             images = shift_and_flip(images, rows, columns, flips, self.crop_padding)
-        images = normalise(images)
+        images = normalize(images)
         if draws.holes is not None:
             images = cutout(images, draws.holes[0, here], draws.holes[1, here], self.cutout)
         return images

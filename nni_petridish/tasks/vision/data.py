@@ -1,7 +1,7 @@
 """Image sets by name, split as in the paper.
 
 The last k training images are the validation set, the test set is apart. Nothing is downloaded:
-a set that is not there is an error that says how to get it. Pixels are normalised per channel by
+a set that is not there is an error that says how to get it. Pixels are normalized per channel by
 the mean and standard deviation of the training part.
 """
 

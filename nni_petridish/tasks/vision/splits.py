@@ -1,11 +1,12 @@
 """Parts of a data set as batches: in memory as tensors, or on disk behind a DataLoader.
 
-Both kinds hand out raw pixels (uint8) and normalise on the device, so that augmentation sees the
+Both kinds hand out raw pixels (uint8) and normalize on the device, so that augmentation sees the
 same thing whichever it is, and a quarter of the bytes travel.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -29,7 +30,7 @@ class Split(Protocol):
         ...
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return one normalised image and its label, as torch's own loaders expect."""
+        """Return one normalized image and its label, as torch's own loaders expect."""
         ...
 
     def to(self, device: torch.device) -> Split:
@@ -48,22 +49,22 @@ class Split(Protocol):
         """
         ...
 
-    def normalise(self, images: Tensor) -> Tensor:
+    def normalize(self, images: Tensor) -> Tensor:
         """Return raw images as floats of mean 0 and standard deviation 1 per channel."""
         ...
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
-    """Return how many training batches one pass makes: the short last one is left out.
+    """Return the number of training batches in an epoch; a short last batch is left out.
 
-    A batch of one or two images would upset the batch normalisations, and the next epoch's order
-    brings the images left out back in. A set smaller than one batch is one batch.
+    A batch of one or two images would disturb the batch normalizations. The next epoch has another
+    order, so no image is always left out. A set smaller than one batch is one batch.
     """
     return max(1, images // batch_size)
 
 
 def _own_parts(order: Tensor, batch_size: int, world: World) -> Iterator[Tensor]:
-    """Yield this process's part of every batch: the n-th of n equal slices."""
+    """Yield this process's part of every batch; the parts are of equal size."""
     size = world.share(batch_size)
     for step in range(steps_per_epoch(len(order), batch_size)):
         start = step * batch_size + world.rank * size
@@ -88,13 +89,25 @@ def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(means), torch.tensor([std if std > 0 else 1.0 for std in stds])
 
 
-def _normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    shape = (1, -1, 1, 1)
-    return images.to(torch.float32).sub_(mean.view(shape)).div_(std.view(shape))
+class _Normalizing:
+    """Normalization by mean and standard deviation per channel."""
+
+    mean: Tensor
+    std: Tensor
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Return raw images as floats of mean 0 and standard deviation 1 per channel."""
+        shape = (1, -1, 1, 1)
+        return images.to(torch.float32).sub_(self.mean.view(shape)).div_(self.std.view(shape))
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Call `normalize`, the new name of this method."""
+        warnings.warn("normalise is now normalize", DeprecationWarning, stacklevel=2)
+        return self.normalize(images)
 
 
 @dataclass(frozen=True, eq=False)
-class TensorSplit:
+class TensorSplit(_Normalizing):
     """Images held in memory: a batch is one gather, without worker processes.
 
     Parameters
@@ -124,7 +137,7 @@ class TensorSplit:
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        return self.normalise(self.images[index][None])[0], int(self.labels[index])
+        return self.normalize(self.images[index][None])[0], int(self.labels[index])
 
     def to(self, device: torch.device) -> TensorSplit:
         """Return the split with its tensors on `device`."""
@@ -150,13 +163,9 @@ class TensorSplit:
         for chosen in _own_parts(order, batch_size, world):
             yield pixels[chosen].permute(0, 3, 1, 2), self.labels[chosen]
 
-    def normalise(self, images: Tensor) -> Tensor:
-        """Return `images` as floats of mean 0 and standard deviation 1 per channel."""
-        return _normalise(images, self.mean, self.std)
-
 
 @dataclass(frozen=True, eq=False)
-class FolderSplit:
+class FolderSplit(_Normalizing):
     """Images on disk, read and cropped by worker processes.
 
     Parameters
@@ -185,7 +194,7 @@ class FolderSplit:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.dataset[index]
-        return self.normalise(image[None].to(self.device))[0], int(label)
+        return self.normalize(image[None].to(self.device))[0], int(label)
 
     def to(self, device: torch.device) -> FolderSplit:
         """Return the split with its batches on `device`."""
@@ -218,7 +227,3 @@ class FolderSplit:
                 images.to(self.device, non_blocking=True),
                 labels.to(self.device, non_blocking=True),
             )
-
-    def normalise(self, images: Tensor) -> Tensor:
-        """Return `images` as floats of mean 0 and standard deviation 1 per channel."""
-        return _normalise(images, self.mean, self.std)

@@ -62,4 +62,4 @@ class VisionTask(SpaceTask):
         device, n = next(net.parameters()).device, len(self.data.validation)
         split = self.data.validation.to(device)
         for raw, labels in split.batches(self.recipe.batch_size):
-            yield F.cross_entropy(net(split.normalise(raw)), labels, reduction="sum") / n
+            yield F.cross_entropy(net(split.normalize(raw)), labels, reduction="sum") / n

@@ -120,7 +120,7 @@ def evaluate(net: nn.Module, split: Split, recipe: Recipe | None = None) -> Metr
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     with evaluation_mode(net), torch.inference_mode():
         for raw, labels in split.batches(_EVALUATION_BATCH):
-            images = _laid_out(split.normalise(raw), recipe)
+            images = _laid_out(split.normalize(raw), recipe)
             with _autocast(recipe, device):
                 logits = net(images)
             loss += F.cross_entropy(logits.float(), labels, reduction="sum")
@@ -199,7 +199,7 @@ class _ImageTrainer:
             if isinstance(self.net, HasDropPath):
                 self.net.set_drop_path(recipe.drop_path_keep, step / total)
             start = index * recipe.batch_size + world.rank * self.share
-            augmented = self.augmentation.apply(raw, draws, start, self.train.normalise)
+            augmented = self.augmentation.apply(raw, draws, start, self.train.normalize)
             loss, logits = self._loss(_laid_out(augmented, recipe), labels)
             metrics.add(loss.detach(), logits.detach(), labels)
             lr = recipe.learning_rate(step, total, self.steps)
