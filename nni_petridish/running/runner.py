@@ -16,7 +16,7 @@ from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks
 
 _log = logging.getLogger(__name__)
 
-Looker = Callable[[Search], object]
+OnChange = Callable[[Search], object]
 """Callback that gets the state of the search whenever it has changed."""
 
 
@@ -25,7 +25,7 @@ def run_search(
     *,
     resume: bool = False,
     callbacks: Callbacks = NO_CALLBACKS,
-    on_change: Looker = lambda search: None,
+    on_change: OnChange = lambda search: None,
 ) -> Search:
     """Run a search to its end, one growth after the other, and return its state.
 

@@ -22,7 +22,7 @@ from nni_petridish.running.config import SearchConfig
 from nni_petridish.search.records import Growth, ModelRecord, Outcome
 from nni_petridish.studies.ablations.cli import PICTURE_FILE, RUNS_FILE, TABLES_FILE
 from nni_petridish.studies.ablations.paper import PAPER
-from nni_petridish.studies.ablations.settings import Ablations, Run
+from nni_petridish.studies.ablations.settings import AblationRun, Ablations
 from nni_petridish.studies.ablations.tables import findings, table_rows
 from nni_petridish.tasks.task import Phase
 from nni_petridish.tasks.vision.data import _SOURCES
@@ -205,7 +205,7 @@ def test_the_variants_are_the_papers(tmp_path: Path, name: str) -> None:
             assert config.space["mode"] == ("macro" if macro else "cell")
             searched_ws = variant in ("WS", "CP-end")
             assert config.space["merge"] == ("weighted_sum" if searched_ws else "concat_project")
-            final = runs[table.name, variant].final
+            final = runs[table.name, variant].retraining
             assert final is not None
             assert final.merge == ("concat_project" if variant == "CP-end" else None)
     direct, proxy = (runs["space", v].config.space for v in ("direct", "proxy"))
@@ -251,7 +251,7 @@ def test_a_result_is_another_one_if_anything_it_depends_on_changes(tmp_path: Pat
 # The tables.
 
 
-def fill(ablations: Ablations, error: Callable[[Run], tuple[float, float] | None]) -> None:
+def fill(ablations: Ablations, error: Callable[[AblationRun], tuple[float, float] | None]) -> None:
     """Write results as `carry_out` does, with errors from a function."""
     for run in ablations.runs:
         errors = error(run)
@@ -261,7 +261,7 @@ def fill(ablations: Ablations, error: Callable[[Run], tuple[float, float] | None
         sizes = {"multiply_adds": 1000 * run.config.settings.i_max, "parameters": 50}
         final = {"test_error": errors[1], "cells_per_stage": 2, "filters": 4, "seconds": 1.0}
         result = {"validation_error": errors[0], "seed": run.seed, "model": "g00001", "models": 2}
-        result |= {"seconds": 3.0, **sizes, "final": {**final, **sizes} if run.final else None}
+        result |= {"seconds": 3.0, **sizes, "final": {**final, **sizes} if run.retraining else None}
         run.file.write_text(json.dumps(result))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nni_petridish.running.process import StopOnInterrupt, set_threads
 
 if TYPE_CHECKING:
-    from nni_petridish.studies.ablations.settings import Ablations, Run
+    from nni_petridish.studies.ablations.settings import AblationRun, Ablations
 
 TABLES_FILE, RUNS_FILE, PICTURE_FILE = "ablations.md", "ablations.csv", "ablations.svg"
 
@@ -49,7 +49,7 @@ def _run(ablations: Ablations, jobs: int) -> None:
     from nni_petridish.studies.ablations.tables import describe_run
     from nni_petridish.studies.ablations.work import ablate
 
-    def tell(run: Run, result: dict[str, Any] | str) -> None:
+    def tell(run: AblationRun, result: dict[str, Any] | str) -> None:
         of = f"{_count_finished(ablations)}/{len(ablations.runs)}"
         print(f"{of}  {describe_run(run, result)}", flush=True)
 

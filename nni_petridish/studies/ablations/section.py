@@ -28,24 +28,24 @@ from nni_petridish.search.constraints import (
 PLACE = f"{ARGUMENTS}.ablations"
 Changes = dict[str, Any]
 """Settings by dotted names: ``i_max``, ``recipe.lr``, ``searchSpace.mode``, ``final.merge``."""
-JUDGEMENT = ("max_multiply_adds", "final")
+JUDGMENT = ("max_multiply_adds", "final")
 """Keys of the section that a variant may change: how searches are judged."""
 
 
 @dataclass(frozen=True)
-class Final:
-    """The final training of the model that a search found, see `vision_retraining`.
+class RetrainingSettings:
+    """Settings of the retraining of a search's best model.
 
     Parameters
     ----------
     cells_per_stage
         N; after a macro-search a multiple of the search's, whose cells are repeated.
     filters
-        F.
+        F, the width of the first stage.
     max_multiply_adds
         In place of F: as wide as so many multiply-adds allow, so that all variants have the same.
     epochs
-        How long.
+        Epochs of the training.
     limit
         Train on so many images only; None for all of them, as in the paper.
     merge
@@ -68,11 +68,11 @@ class Final:
             raise ConfigError("filters cannot be given beside max_multiply_adds.")
 
     @classmethod
-    def read(cls, given: object) -> Final:
-        """Check what a user wrote."""
+    def read(cls, given: object) -> RetrainingSettings:
+        """Read the mapping that a user wrote; raise `ConfigError` if it is wrong."""
         from nni_petridish.running.schema import check, part_of  # pydantic: not for --help
 
-        check(part_of(Final), given, "final")
+        check(part_of(RetrainingSettings), given, "final")
         with prefix("final."):
             return cls(**read_mapping("final", given))
 
@@ -84,11 +84,11 @@ class Table:
     Parameters
     ----------
     name
-        If it is one of `PAPER`, the paper's numbers stand beside.
+        The name; the paper's numbers are shown beside a table whose name is in `PAPER`.
     variants
-        What each variant changes, the changes that all of the table share included.
+        The changes of each variant, those that the whole table shares included.
     default
-        The variant that changes nothing of its own: the others are compared with it.
+        The variant without changes of its own, which the others are compared with.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Table:
 
     @classmethod
     def read(cls, name: str, given: object) -> Table:
-        """Check what a user wrote."""
+        """Read the mapping that a user wrote; raise `ConfigError` if it is wrong."""
         place = f"tables.{name}"
         keys = read_mapping(place, given)
         refuse_unknown(keys, ("set", "variants"), place)
@@ -115,19 +115,19 @@ class Table:
 
 @dataclass(frozen=True)
 class AblationSettings:
-    """Searches to compare, and how they are judged.
+    """Settings of ablations: the searches to compare, and how they are judged.
 
     Parameters
     ----------
     folder
-        Where the galleries and the tables go; None for the name of the search's gallery with
-        ``-ablations`` behind.
+        The folder of galleries and tables; by default the search's gallery with ``-ablations``
+        appended.
     repeats
         Searches of each variant, with random seeds that follow one another.
     max_multiply_adds
         The most accurate model within this limit counts; None for no limit.
     final
-        How that model is trained in the end; None if its validation error is all.
+        The retraining of that model, see `RetrainingSettings`; None if its validation error is all.
     tables
         The comparisons, by name.
     """
@@ -141,11 +141,11 @@ class AblationSettings:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.final is not None:
-            Final.read(self.final)
+            RetrainingSettings.read(self.final)
 
     @classmethod
     def read(cls, given: object) -> AblationSettings:
-        """Check what a user wrote."""
+        """Read the mapping that a user wrote; raise `ConfigError` if it is wrong."""
         from nni_petridish.running.schema import check, part_of  # pydantic: not for --help
 
         check(part_of(AblationSettings), given, PLACE)

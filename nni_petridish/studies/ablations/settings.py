@@ -18,11 +18,11 @@ from nni_petridish.registry import DEFAULT_KIND, Measure, kind_of
 from nni_petridish.running.config import DEFAULT_GALLERY, SearchConfig, read_experiment
 from nni_petridish.search.constraints import Folder, check_value, prefix, read_mapping, resolve
 from nni_petridish.studies.ablations.section import (
-    JUDGEMENT,
+    JUDGMENT,
     PLACE,
     AblationSettings,
     Changes,
-    Final,
+    RetrainingSettings,
     Table,
 )
 from nni_petridish.studies.dotted import set_dotted
@@ -32,22 +32,22 @@ _FIXED = ("seed", "gallery", "tuning", "ablations")
 
 
 @dataclass(frozen=True)
-class Run:
-    """One search, and the final training of what it found.
+class AblationRun:
+    """One search, and the retraining of its best model.
 
-    Variants that change the same share their runs; WS and CP-end, which differ in the final
-    training alone, share their searches.
+    Variants with the same changes share their runs; WS and CP-end, which differ in the retraining
+    alone, share their searches.
 
     Parameters
     ----------
     name
-        What it changes, for people.
+        The changes of the variant, readable.
     config
         The search.
     limit
-        Of multiply-adds, for the model that counts.
-    final
-        The final training.
+        The largest number of multiply-adds of the model that counts.
+    retraining
+        The retraining of the model that counts; None if its validation error is all.
     results
         Folder of the results of all runs.
     """
@@ -55,12 +55,12 @@ class Run:
     name: str
     config: SearchConfig
     limit: float | None
-    final: Final | None
+    retraining: RetrainingSettings | None
     results: Path
 
     @property
     def seed(self) -> int:
-        """Of the search and of the final training."""
+        """The random seed of the search and of the retraining."""
         return self.config.settings.seed
 
     @property
@@ -70,9 +70,9 @@ class Run:
 
     @cached_property
     def file(self) -> Path:
-        """File of its result; another one if anything that it depends on changes."""
-        final = None if self.final is None else asdict(self.final)
-        depends = {**_describe(self.config), "limit": self.limit, "final": final}
+        """File of its result; its name depends on all that decides the result."""
+        retraining = None if self.retraining is None else asdict(self.retraining)
+        depends = {**_describe(self.config), "limit": self.limit, "final": retraining}
         return self.results / f"{self.name}-seed-{self.seed}-{_digest(depends)}.json"
 
     def result(self) -> dict[str, Any] | None:
@@ -92,11 +92,11 @@ class Ablations:
     Parameters
     ----------
     section
-        What is compared.
+        The settings of the comparisons.
     search_space, arguments, base, experiment
-        What `SearchConfig.from_parts` takes: the search that all variants are changes of.
+        Arguments of `SearchConfig.from_parts` for the search that the variants change.
     only
-        Names of the tables to make; None for all. The others still count for the names of folders.
+        Names of the tables to make; None for all. Folders are named as if all were made.
     """
 
     section: AblationSettings
@@ -109,7 +109,7 @@ class Ablations:
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> Ablations:
-        """Read and check a configuration file, with everything that the variants change."""
+        """Read and check a configuration file and every variant in it."""
         search_space, class_args, base, experiment = read_experiment(path)
         arguments = dict(class_args)
         if "ablations" not in arguments:
@@ -165,22 +165,22 @@ class Ablations:
         gallery = resolve(named, self.base)
         return gallery.with_name(f"{gallery.name}-ablations")
 
-    def run(self, table: Table, variant: str, repeat: int) -> Run:
+    def run(self, table: Table, variant: str, repeat: int) -> AblationRun:
         """Return one run of a variant."""
-        config, limit, final = self._change(table.variants[variant], repeat)
+        config, limit, retraining = self._change(table.variants[variant], repeat)
         name = self._names[_key(config)]
         config = replace(
             config, gallery=self.folder / SEARCHES / name / f"seed-{config.settings.seed}"
         )
-        return Run(name, config, limit, final, self.folder / RESULTS)
+        return AblationRun(name, config, limit, retraining, self.folder / RESULTS)
 
     @cached_property
-    def runs(self) -> list[Run]:
-        """All runs, each once, every variant's first repeat before any second one.
+    def runs(self) -> list[AblationRun]:
+        """All distinct runs; the first repeat of every variant comes before any second one.
 
-        So the tables are balanced whenever the work is interrupted.
+        This keeps the tables balanced when the work is interrupted.
         """
-        found: dict[Path, Run] = {}
+        found: dict[Path, AblationRun] = {}
         for repeat in range(self.section.repeats):
             for table in self.tables:
                 for variant in table.variants:
@@ -189,7 +189,7 @@ class Ablations:
         return list(found.values())
 
     def _name_searches(self) -> dict[str, str]:
-        """Return names of the distinct searches by `_key`; makes, and so checks, every variant."""
+        """Return the names of the distinct searches by `_key`; check every variant."""
         names: dict[str, str] = {}
         for table in self.section.tables.values():
             for variant, changes in table.variants.items():
@@ -200,7 +200,7 @@ class Ablations:
 
     def _change(
         self, changes: Changes, repeat: int
-    ) -> tuple[SearchConfig, float | None, Final | None]:
+    ) -> tuple[SearchConfig, float | None, RetrainingSettings | None]:
         space, arguments = copy.deepcopy(self.search_space), copy.deepcopy(self.arguments)
         judged: dict[str, Any] = {"max_multiply_adds": self.section.max_multiply_adds}
         if self.section.final is not None:
@@ -214,38 +214,39 @@ class Ablations:
             if top == "searchSpace":
                 set_dotted(space, rest, value, "searchSpace.")
             else:
-                set_dotted(judged if top in JUDGEMENT else arguments, name, value, "")
+                set_dotted(judged if top in JUDGMENT else arguments, name, value, "")
         arguments["seed"] = arguments.get("seed", 0) + repeat
         arguments.setdefault("gallery", str(self.folder))  # `run` gives each its own
         config = SearchConfig.from_parts(space, arguments, self.base, self.experiment)
-        final = Final.read(judged["final"]) if judged.get("final") is not None else None
-        if final is not None:
-            _check_final(config, final)
-        return config, judged["max_multiply_adds"], final
+        given = judged.get("final")
+        retraining = None if given is None else RetrainingSettings.read(given)
+        if retraining is not None:
+            _check_retraining(config, retraining)
+        return config, judged["max_multiply_adds"], retraining
 
 
-def _check_final(config: SearchConfig, final: Final) -> None:
-    """Raise if what the search may find cannot be trained like that in the end."""
+def _check_retraining(config: SearchConfig, retraining: RetrainingSettings) -> None:
+    """Raise `ConfigError` if the models of the search cannot be retrained with these settings."""
     with prefix("final."):
-        kind_of(config.space).check_retraining(config.space, final.cells_per_stage)
+        kind_of(config.space).check_retraining(config.space, retraining.cells_per_stage)
     with prefix("final.recipe."):
-        replace(config.recipe, **final.recipe)
+        replace(config.recipe, **retraining.recipe)
 
 
 def _name(changes: Changes) -> str:
-    searched = {n: v for n, v in changes.items() if n.partition(".")[0] not in JUDGEMENT}
+    searched = {n: v for n, v in changes.items() if n.partition(".")[0] not in JUDGMENT}
     parts = [f"{name.removeprefix('searchSpace.')}={value}" for name, value in searched.items()]
     return re.sub(r"[^\w=.,+-]", "_", ",".join(parts)) or "default"
 
 
 def _describe(config: SearchConfig) -> dict[str, Any]:
-    """Return what decides a search's outcome."""
+    """Return all settings that decide the outcome of a search."""
     limits = asdict(config.settings.limits)
     return {"space": config.space, **config.identity(), "limits": limits}
 
 
 def _key(config: SearchConfig) -> str:
-    """Return what tells searches apart, but for their random seeds."""
+    """Return a key of a search that its random seed does not change."""
     return _digest({**_describe(config), "seed": None})
 
 

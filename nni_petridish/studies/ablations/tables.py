@@ -15,7 +15,7 @@ from nni_petridish.results.report.svg import short_count
 from nni_petridish.results.report.tables import markdown_table, text_table
 from nni_petridish.studies.ablations.paper import PAPER, PaperRow
 from nni_petridish.studies.ablations.section import Table
-from nni_petridish.studies.ablations.settings import Ablations, Run
+from nni_petridish.studies.ablations.settings import AblationRun, Ablations
 
 Result = dict[str, Any]
 Row = dict[str, str]
@@ -123,7 +123,7 @@ def to_csv(ablations: Ablations) -> str:
     return buffer.getvalue()
 
 
-def describe_run(run: Run, result: Result | str) -> str:
+def describe_run(run: AblationRun, result: Result | str) -> str:
     """Say in one line what became of a run."""
     if isinstance(result, str):
         return f"{run.name}, seed {run.seed}: failed: {result}"

@@ -1,7 +1,7 @@
 """Carry out the runs of ablations: `ablate`, in this process or in several.
 
-A run is finished when its result is on the disk. Whoever has nothing to do takes the first run that
-is neither finished nor locked by another process; a lock dies with its process, and what was begun
+A run is finished when its result is on the disk. An idle process takes the first run that is
+neither finished nor locked by another process. A lock ends with its process, and an interrupted run
 goes on from its last epoch.
 """
 
@@ -24,16 +24,16 @@ from nni_petridish.running.cost import check_limit
 from nni_petridish.running.process import StopOnInterrupt, set_threads
 from nni_petridish.search.settings import check_number
 from nni_petridish.studies.ablations.section import PLACE
-from nni_petridish.studies.ablations.settings import RESULTS, Ablations, Run
+from nni_petridish.studies.ablations.settings import RESULTS, AblationRun, Ablations
 from nni_petridish.studies.pool import run_in_processes
 
 if TYPE_CHECKING:
-    from nni_petridish.studies.ablations.section import Final
+    from nni_petridish.studies.ablations.section import RetrainingSettings
 
 _POLL_SECONDS = 0.5
 
-Told = Callable[[Run, dict[str, Any] | str], object]
-"""Callback that gets a run that ended: its result, or why there is none."""
+OnRun = Callable[[AblationRun, dict[str, Any] | str], object]
+"""Callback for every run that ends, with its result or the reason of its failure."""
 
 
 def ablate(
@@ -44,20 +44,20 @@ def ablate(
     folder: str | None = None,
     jobs: int = 1,
     stop: Callable[[], bool] = lambda: False,
-    on_run: Told = lambda run, result: None,
+    on_run: OnRun = lambda run, result: None,
 ) -> Ablations:
-    """Run the searches of all variants, and the final trainings of what they found.
+    """Run the searches of all variants and retrain their best models.
 
-    What is finished is not run again, what was interrupted goes on.
+    Finished runs are not repeated, interrupted ones go on.
 
     Parameters
     ----------
     config
-        A configuration file, or what `Ablations.from_yaml` read from one.
+        A configuration file, or the `Ablations` read from one.
     only
         Names of tables; all of them by default.
     repeats, folder
-        In place of the configuration's.
+        Replace those of the configuration.
     jobs
         Processes on this machine; each carries out one run at a time; with several a script
         needs ``if __name__ == "__main__":``.
@@ -69,7 +69,7 @@ def ablate(
     Returns
     -------
     Ablations
-        What `tables.table_rows` makes tables of.
+        The ablations; `tables.table_rows` makes tables of them.
     """
     ablations = config if isinstance(config, Ablations) else Ablations.from_yaml(config)
     ablations = ablations.change(only=only, repeats=repeats, folder=folder)
@@ -82,7 +82,7 @@ def ablate(
     return ablations
 
 
-def work(ablations: Ablations, stop: Callable[[], bool], on_run: Told) -> None:
+def work(ablations: Ablations, stop: Callable[[], bool], on_run: OnRun) -> None:
     """Carry out runs until none is left, or ``stop`` says so."""
     failed: set[Path] = set()
     while not stop():
@@ -94,18 +94,18 @@ def work(ablations: Ablations, stop: Callable[[], bool], on_run: Told) -> None:
 
 
 def work_alone(ablations: Ablations, jobs: int) -> None:
-    """Be one of several processes; SIGTERM and SIGINT end it after the running step."""
+    """Work as one of several processes; SIGTERM and SIGINT end it after the running step."""
     set_threads(jobs)
     from nni_petridish.studies.ablations.tables import describe_run
 
-    def tell(run: Run, result: dict[str, Any] | str) -> None:
+    def tell(run: AblationRun, result: dict[str, Any] | str) -> None:
         print(describe_run(run, result), flush=True)
 
     work(ablations, StopOnInterrupt().asked, tell)
 
 
 def _prepare(ablations: Ablations) -> None:
-    """Raise, before anything is trained, if a run cannot be carried out."""
+    """Check all runs and make their folders before anything is trained."""
     checked = set()
     for run in ablations.runs:
         run.config.check_gallery()
@@ -117,8 +117,8 @@ def _prepare(ablations: Ablations) -> None:
     (ablations.folder / RESULTS).mkdir(parents=True, exist_ok=True)
 
 
-def _take(run: Run, stop: Callable[[], bool], failed: set[Path], on_run: Told) -> bool:
-    """Carry out a run unless another process is at it; tell whether anything was done."""
+def _take(run: AblationRun, stop: Callable[[], bool], failed: set[Path], on_run: OnRun) -> bool:
+    """Carry out a run unless another process has its lock; return whether it was free."""
     gallery = run.config.gallery
     lock = ExclusiveLock(gallery.with_name(f"{gallery.name}.lock"), f"In {gallery}")
     try:
@@ -141,8 +141,8 @@ def _take(run: Run, stop: Callable[[], bool], failed: set[Path], on_run: Told) -
     return True
 
 
-def carry_out(run: Run, stop: Callable[[], bool]) -> dict[str, Any] | None:
-    """Search, train what was found, and write the result; None if it was stopped in the search."""
+def carry_out(run: AblationRun, stop: Callable[[], bool]) -> dict[str, Any] | None:
+    """Search, retrain the best model and write the result; None if the search was stopped."""
     from nni_petridish.running.runner import run_search
     from nni_petridish.tasks.task import Callbacks
 
@@ -160,31 +160,33 @@ def carry_out(run: Run, stop: Callable[[], bool]) -> dict[str, Any] | None:
         "parameters": best.parameters,
         "models": len(search.models()),
         "seconds": _seconds(Gallery(run.config.gallery), [record.id for record in search.models()]),
-        "final": run.final and _train(run, run.final, best.id, stop),
+        "final": run.retraining and _train(run, run.retraining, best.id, stop),
     }
     write_file(run.file, to_json(result))
     return result
 
 
-def _train(run: Run, final: Final, id: str, stop: Callable[[], bool]) -> dict[str, Any]:
+def _train(
+    run: AblationRun, settings: RetrainingSettings, id: str, stop: Callable[[], bool]
+) -> dict[str, Any]:
     from nni_petridish.results.retrain.preparation import prepare_retraining
     from nni_petridish.results.retrain.repetitions import run_repetitions
     from nni_petridish.tasks.task import Callbacks
 
     gallery = run.config.gallery
     options = {
-        "cells_per_stage": final.cells_per_stage,
-        "filters": final.filters,
-        "epochs": final.epochs,
+        "cells_per_stage": settings.cells_per_stage,
+        "filters": settings.filters,
+        "epochs": settings.epochs,
         "seed": run.seed,
-        "max_multiply_adds": final.max_multiply_adds,
-        "merge": final.merge,
+        "max_multiply_adds": settings.max_multiply_adds,
+        "merge": settings.merge,
     }
-    training = prepare_retraining(gallery, id, changes=final.recipe, **options)
-    if final.limit is not None:
-        training = replace(training, data={**training.data, "limit": final.limit})
+    training = prepare_retraining(gallery, id, changes=settings.recipe, **options)
+    if settings.limit is not None:
+        training = replace(training, data={**training.data, "limit": settings.limit})
     # Other settings, other folder: those of an earlier configuration stay where they are.
-    digest = hashlib.sha256(to_json([training.identity(), asdict(final)])).hexdigest()[:8]
+    digest = hashlib.sha256(to_json([training.identity(), asdict(settings)])).hexdigest()[:8]
     folder = gallery / "final" / f"{training.name}-{digest}"
     (result,) = run_repetitions(training, folder, callbacks=Callbacks(should_stop=stop))
     return {
@@ -198,7 +200,7 @@ def _train(run: Run, final: Final, id: str, stop: Callable[[], bool]) -> dict[st
 
 
 def _seconds(gallery: Gallery, ids: list[str]) -> float:
-    """Return how long the epochs of a search took, whatever interrupted it."""
+    """Return the seconds of all epochs of a search, interruptions left out."""
     histories = [gallery.load_documents(id)["history"] for id in ids]
     return sum(
         record["seconds"] for phases in histories for phase in phases.values() for record in phase

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 
-Told = Callable[[FrozenTrial], object]
+OnTrial = Callable[[FrozenTrial], object]
 
 
 def tune(
@@ -41,7 +41,7 @@ def tune(
     sampler: str | None = None,
     pruner: str | None = None,
     stop: Callable[[], bool] = lambda: False,
-    on_trial: Told = lambda trial: None,
+    on_trial: OnTrial = lambda trial: None,
 ) -> optuna.Study:
     """Tune λ and I_max, and whatever else the configuration names: one trial is one whole search.
 
@@ -96,7 +96,7 @@ def tune(
 def work(
     tuning: Tuning,
     stop: Callable[[], bool],
-    on_trial: Told = lambda trial: None,
+    on_trial: OnTrial = lambda trial: None,
     jobs: int = 1,
 ) -> None:
     """Carry out trials until none is left, or ``stop`` says so, as one of so many processes."""
