@@ -1,4 +1,4 @@
-"""The command ``nni-petridish``: a table of the rooms that its subcommands are in."""
+"""The command ``nni-petridish``: a table of its subcommands and their rooms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nni_petridish.studies.tuning.cli import add_tune_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code. What the user can mend is said in one line."""
+    """Run a command and return its exit code; an error of the user is printed in one line."""
     options = _parser().parse_args(arguments)
     set_threads(1)  # before any command imports torch
     keep_freed_memory()

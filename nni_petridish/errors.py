@@ -28,11 +28,11 @@ class GalleryError(PetridishError):
 
 
 class DamagedModelError(GalleryError):
-    """A model's files are not what was written."""
+    """The files of a model are damaged."""
 
 
 class SearchError(PetridishError):
-    """The search was told something that contradicts what it knows."""
+    """An event contradicts the state of a search, or a search found no model."""
 
 
 class TrainingError(PetridishError):
@@ -40,7 +40,7 @@ class TrainingError(PetridishError):
 
 
 class WorkerError(PetridishError):
-    """The processes that shared out a piece of work all crashed."""
+    """All processes that shared a piece of work crashed."""
 
 
 class Interrupted(PetridishError):
@@ -48,4 +48,4 @@ class Interrupted(PetridishError):
 
 
 class Orphaned(PetridishError):
-    """Whoever handed out the growth is gone; who comes after will hand it out again."""
+    """The front that handed out a growth is gone; the next one will hand it out again."""

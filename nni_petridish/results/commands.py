@@ -35,7 +35,7 @@ def add_check_command(subparsers: Any, read_config: ReadConfig) -> None:
         Reads a configuration file with all of its sections.
     """
     check = subparsers.add_parser(
-        "check", help="say whether a configuration is valid, and what a growth will take"
+        "check", help="check a configuration, and estimate time and memory of a growth"
     )
     how = check.add_mutually_exclusive_group()
     how.add_argument("--quick", action="store_true", help="without time and memory")
@@ -50,7 +50,7 @@ def add_check_command(subparsers: Any, read_config: ReadConfig) -> None:
 
 def add_model_commands(subparsers: Any) -> None:
     """Add ``show``, ``export`` and ``train`` to the result of ``add_subparsers``."""
-    show = subparsers.add_parser("show", help="show what a search has found")
+    show = subparsers.add_parser("show", help="show the models of a search")
     show.set_defaults(command=_show)
     export = subparsers.add_parser("export", help="write a model to a file of its own")
     export.set_defaults(command=_export)

@@ -1,4 +1,4 @@
-"""``nni-petridish search``, and what the other commands that run a search share with it."""
+"""``nni-petridish search``, and the parts that it shares with other commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ReadConfig = Callable[[Path], "SearchConfig"]
 """Reads and checks a configuration file with all of its sections."""
 Finish = Callable[["Search", Path], int]
-"""Tells the outcome of a search in a gallery and returns the exit code."""
+"""Prints the outcome of a search in a gallery and returns the exit code."""
 
 
 def add_search_command(subparsers: Any, read_config: ReadConfig, finish: Finish) -> None:
@@ -27,7 +27,7 @@ def add_search_command(subparsers: Any, read_config: ReadConfig, finish: Finish)
     subparsers
         The result of ``ArgumentParser.add_subparsers``.
     read_config, finish
-        The first and the last step of the command; they know rooms above this one.
+        The first and the last step of the command, from rooms above this one.
     """
     search = add_searching_parser(
         subparsers, "search", "run the same search in this process, one growth after the other"
@@ -75,7 +75,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None:
-    """Return the search that the gallery holds, if any; raise unless it may go on."""
+    """Return the search that the gallery holds, if any; raise unless it may be resumed."""
     from nni_petridish.gallery.gallery import Gallery
     from nni_petridish.running.coordinator import refuse_unless_resuming
     from nni_petridish.search.search import Search

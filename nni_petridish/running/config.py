@@ -1,8 +1,8 @@
 """One YAML file describes a search, for nnictl and for the in-process command alike.
 
-It is an ordinary NNI experiment. What is Petridish's stands in two places: ``searchSpace`` (what
-networks may look like) and ``tuner.classArgs`` (everything else). It is checked here as a whole,
-before any data is read, without importing torch or nni.
+The file is an ordinary NNI experiment. Petridish reads two parts of it: ``searchSpace`` (the space
+of networks) and ``tuner.classArgs`` (everything else). The whole file is checked here, before any
+data are read, without importing torch or nni.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class SearchConfig:
     gallery
         The folder of the gallery.
     space
-        ``space`` (the kind) and the options of the space, without what the data decide.
+        ``space`` (the kind) and the options of the space, without those that the data decide.
     data
         Arguments of `load_data`, or of `load_text`.
     recipe
-        How networks are trained.
+        The recipe that networks are trained by.
     settings
-        How the search goes.
+        Settings of the search.
     plan
-        How a growth goes.
+        Settings of a growth.
     concurrency
-        How many growths run at the same time.
+        The number of growths that run at the same time.
     machines
-        On how many machines they run.
+        The number of machines that they run on.
     ranges
-        Where λ and I_max may lie if each growth is to choose its own.
+        The ranges of λ and I_max if each growth chooses its own.
     start
         The model to start from instead of the space's seed, see `nni_petridish.running.warm_start`.
     """
@@ -87,7 +87,7 @@ class SearchConfig:
     def from_parts(
         cls, search_space: object, class_args: object, base: Path, experiment: Mapping[str, Any]
     ) -> SearchConfig:
-        """Check what NNI hands to a tuner; relative folders are relative to ``base``."""
+        """Check the parts of a file that NNI passes to a tuner; ``base`` is that of folders."""
         named = _name_kind(search_space)
         check(
             search_part(str(named.get("space"))),
@@ -116,7 +116,7 @@ class SearchConfig:
         )
 
     def at_once(self, growth: Growth) -> int:
-        """Return how many growths run on the machine of this one, itself included."""
+        """Return the number of growths on the machine of this one, itself included."""
         seeds = self.settings.seeds
         return per_machine(growth.parent is None, seeds, self.concurrency, self.machines)
 
@@ -126,7 +126,7 @@ class SearchConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SearchConfig:
-        """Read what `to_dict` wrote."""
+        """Return the configuration that `to_dict` described."""
         return cls(
             gallery=Path(data["gallery"]),
             space=dict(data["space"]),
@@ -141,7 +141,7 @@ class SearchConfig:
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return what must not change while a search lasts: not limits, folders and devices."""
+        """Return the settings that a resumed search must share: not limits, folders, devices."""
         recipe = {k: v for k, v in asdict(self.recipe).items() if k not in ("device", "epochs")}
         data = {k: v for k, v in self.data.items() if k not in ("root", "workers")}
         # A range takes the place of its number; without one nothing is said of ranges.
@@ -152,7 +152,7 @@ class SearchConfig:
         return {**chosen, "data": data, "recipe": recipe, **identity_of(self.start)}
 
     def make_chooser(self, gallery: Gallery) -> Chooser | None:
-        """Return what chooses λ and I_max of each growth; None if they are numbers."""
+        """Return the chooser of λ and I_max of each growth; None if they are numbers."""
         return make_chooser(self.ranges, self.settings, gallery.journal.read_all)
 
     def load_task(self) -> Task:
@@ -165,18 +165,18 @@ class SearchConfig:
         return warm_task(task, self.start)
 
     def check_gallery(self) -> None:
-        """Raise unless the gallery can be made here, or is there and of this very search."""
+        """Raise unless the gallery can be created, or exists and belongs to this search."""
         check_gallery(self.gallery, self.space, self.identity(), self.data)
 
     def open_gallery(self) -> Gallery:
-        """Open the gallery, or make it, and leave the configuration there for the workers."""
+        """Open or create the gallery, and store the configuration there for the workers."""
         gallery = open_gallery(self.gallery, self.space, self.identity(), self.data)
         write_file(gallery.folder / CONFIG_FILE, to_json(self.to_dict()))
         return gallery
 
     @classmethod
     def of_gallery(cls, gallery: Gallery) -> SearchConfig:
-        """Read what `open_gallery` left."""
+        """Read the configuration that `open_gallery` stored."""
         path = gallery.folder / CONFIG_FILE
         try:
             return cls.from_dict(json.loads(path.read_bytes()))
@@ -187,7 +187,7 @@ class SearchConfig:
 def read_experiment(
     path: str | os.PathLike[str],
 ) -> tuple[Any, dict[str, Any], Path, dict[str, Any]]:
-    """Read a file and check what is NNI's in it; return the arguments of `from_parts`."""
+    """Read a file and check the keys of NNI; return the arguments of `from_parts`."""
     document = read_yaml(Path(path))
     check(outline(), document)
     tuner = document["tuner"]
@@ -238,7 +238,7 @@ def _read_start(
 
 
 def usual_settings(search_space: Mapping[str, Any]) -> SearchSettings:
-    """Return the settings that a search in such a space has if nothing is said of them."""
+    """Return the default settings of a search in a space."""
     return SearchSettings(**kind_of(_name_kind(search_space)).with_defaults({}))
 
 

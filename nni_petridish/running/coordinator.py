@@ -1,8 +1,7 @@
-"""One search on one gallery: what every front asks for work.
+"""The coordinator of one search on one gallery, which every front asks for growths.
 
-The coordinator decides, the journal remembers. A growth is handed out only after its line is on the
-disk, and the search is changed only by what is read back from the journal, so whoever replays the
-journal comes to the same state.
+A growth is handed out only after its line is on the disk, and the search changes only by events
+that are read back from the journal. Replaying the journal therefore gives the same state.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from nni_petridish.search.settings import SearchSettings
 
 
 class Coordinator:
-    """The only one that hands out growths of a gallery; safe to call from several threads.
+    """Hands out the growths of a gallery; safe to call from several threads.
 
-    It claims the gallery until it is closed. A gallery that holds an earlier part of the search is
-    continued: finished models are there at once, and `resume` frees the growths whose workers are
-    gone.
+    It holds the gallery's lock until it is closed. A gallery with an earlier part of the search is
+    continued: finished models are known at once, and `resume` releases the growths whose workers
+    are gone.
 
     Parameters
     ----------
     gallery
-        Where models and journal are.
+        The gallery of models and journal.
     settings
-        Of the search.
+        Settings of the search.
     chooser
         Chooses λ and I_max of each growth; the settings' numbers are taken if it is None.
     clock
-        Seconds, for ``max_seconds``; time spent before an interruption counts too.
+        Returns seconds, for ``max_seconds``; time before an interruption counts too.
 
     Attributes
     ----------
     search
-        The state, to look at; call `sync` before for the latest.
+        The state of the search, for reading; call `sync` first for the latest.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Coordinator:
             return self.search.ask(self.elapsed)
 
     def fail(self, id: str, reason: str, attempt: int | None = None) -> bool:
-        """Take note that a growth failed, unless its model has arrived; see `Search.fail`."""
+        """Record that a growth failed, unless its model has arrived; see `Search.fail`."""
         with self._mutex:
             self.sync()
             return self.search.fail(id, reason, attempt)
@@ -115,7 +114,7 @@ class Coordinator:
             return [growth.id for growth in self.search.running() if self.release(growth.id)]
 
     def close(self) -> None:
-        """Give the gallery free for another coordinator."""
+        """Release the gallery's lock."""
         self._claim.release()
 
     def _write_and_apply(self, event: Event) -> None:
@@ -135,7 +134,7 @@ class Coordinator:
 
 
 def refuse_unless_resuming(folder: Path, search: Search, resume: bool) -> None:
-    """Raise if a gallery holds models of an earlier run that nobody asked to go on with."""
+    """Raise if a gallery holds models of an earlier run and the user did not ask to resume."""
     models = len(search.models())
     if models and not resume:
         raise GalleryError(

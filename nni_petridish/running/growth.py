@@ -1,8 +1,7 @@
 """Carry out one growth: parent, weak learning, finalizing, training, and the model saved.
 
-This is the one function that every front calls. It can be killed at any moment and called again:
-what was trained is taken from its checkpoints, and what is random depends on the growth's seed
-alone.
+Every front calls this one function. It can be killed at any moment and called again: it goes on
+from its checkpoints, and its random numbers depend on the growth's seed alone.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ def run_growth(
     Raises
     ------
     PetridishError
-        If it cannot be done: a damaged parent, a loss that is not finite, a request to stop.
+        If the growth fails: a damaged parent, a loss that is not finite, a request to stop.
     """
     if gallery.has_model(growth.id):
         return Outcome.from_dict(gallery.load_documents(growth.id)["metrics"])
     work = _Work(growth, task, plan, gallery.work_folder(growth.id, growth.attempt), callbacks)
     net, diary = work.train_seed() if growth.parent is None else work.grow(gallery, growth.parent)
-    outcome = work.measure(net)
+    outcome = work.outcome(net)
     genotype = net.genotype
     assert isinstance(genotype, Genotype)
     documents = {
@@ -82,7 +81,7 @@ class _Work:
         self.history: dict[str, list[Record]] = {}
 
     def train_seed(self) -> tuple[nn.Module, dict[str, Any]]:
-        """Train a seed model: from scratch, or where the task's seed has weights from those."""
+        """Train a seed model from scratch, or from the weights that the task's seed has."""
         self._randomize("seed")
         net = self.task.build(self.task.seed())
         if self.plan.seed_epochs:
@@ -91,7 +90,7 @@ class _Work:
 
     def grow(self, gallery: Gallery, parent: str) -> tuple[nn.Module, dict[str, Any]]:
         """Grow the parent by one weak learner per site (Algorithms 1 and 2)."""
-        self._randomize("weak")  # a network may be built with what its candidates start from
+        self._randomize("weak")  # a network may draw the start of its candidates when it is built
         net = load_network(self.task, gallery, parent)
         self._randomize("weak")
         attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
@@ -103,13 +102,13 @@ class _Work:
         return net, diary
 
     def _predict(self, net: nn.Module, diary: dict[str, Any]) -> dict[str, Any]:
-        """Note in the diary what the candidates promise, where the task can tell."""
+        """Add the predicted changes of the loss to the diary, if the task can tell them."""
         if self.plan.weak_learning != "isolated":
             return diary  # joint weak learning has taken its step already
         return add_predictions(diary, net, self.task.validation_losses)
 
-    def measure(self, net: nn.Module) -> Outcome:
-        """Evaluate on the validation set and count."""
+    def outcome(self, net: nn.Module) -> Outcome:
+        """Evaluate on the validation set; count multiply-adds and parameters."""
         metrics: dict[str, Any] = dict(self.task.evaluate(net))
         if not can_grow(net):
             metrics[FULL] = True

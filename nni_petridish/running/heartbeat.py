@@ -1,4 +1,4 @@
-"""Signs of life of a process that works for long."""
+"""Heartbeats of long-running processes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A process that trains: its threads, its memory, and the signals that end it.
 
 Two processes with two threads each on two cores spin against each other and run tens of times
-slower than with one thread each. So every way in sets the number before torch is imported, a larger
-one that a user asks for is cut, and threads that wait go to sleep soon. Memory that training frees
-is kept for the next step, in large pages.
+slower than with one thread each. Every entry point therefore sets the number of threads before
+torch is imported, reduces a larger number that a user set, and lets waiting threads sleep early.
+Memory that training frees is kept for the next step, in large pages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RESERVED = 1024 * 1024 * 1024
 
 
 def cores() -> int:
-    """Return how many cores this process may use: of the machine, its affinity, its container."""
+    """Return the number of cores that machine, affinity and container allow this process."""
     if hasattr(os, "sched_getaffinity"):
         found = len(os.sched_getaffinity(0))
     else:
@@ -38,7 +38,7 @@ def cores() -> int:
 def container_cores(cgroups: Path) -> float:
     """Return the processor time per second that a container is given; infinite without a limit.
 
-    Threads beyond it are not refused but stopped for a part of every tenth of a second.
+    Threads beyond it run, but are stopped for a part of every tenth of a second.
     """
     try:
         quota, period = (cgroups / "cpu.max").read_text().split()  # version 2
@@ -54,18 +54,18 @@ def container_cores(cgroups: Path) -> float:
 
 
 def per_machine(is_seed: bool, seeds: int, concurrency: int, machines: int = 1) -> int:
-    """Return how many growths run on the machine of one, itself included.
+    """Return the number of growths on the machine of a growth, itself included.
 
     Parameters
     ----------
     is_seed
-        Whether it trains a seed model: until one is ready there is nothing else to run.
+        Whether the growth trains a seed model: until one is ready, nothing else can run.
     seeds
         Number of seed models of the search.
     concurrency
         How many growths run at the same time, on all machines together.
     machines
-        How many there are.
+        The number of machines.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def per_machine(is_seed: bool, seeds: int, concurrency: int, machines: int = 1) 
 def set_threads(concurrency: int) -> int:
     """Give this process its share of the cores; return the number of threads.
 
-    Fewer, by ``OMP_NUM_THREADS`` or torch's own setting, are the user's choice; more would crawl.
+    A smaller ``OMP_NUM_THREADS`` or setting of torch is kept; a larger one is reduced.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def _number(variable: str, otherwise: int) -> int:
 
 
 def keep_freed_memory() -> bool:
-    """Tell the allocator of this process to keep what is freed; for processes that train.
+    """Make the allocator of this process keep freed memory; for processes that train.
 
     Each step of training frees the hundreds of megabytes that its activations took. glibc gives
     such memory back to the system and asks for it again in the next step, page by page: a step of
@@ -127,7 +127,7 @@ def keep_freed_memory() -> bool:
     Returns
     -------
     bool
-        Whether it took effect: glibc only, elsewhere nothing happens.
+        Whether it took effect, which needs glibc.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -144,7 +144,7 @@ def keep_freed_memory() -> bool:
 
 
 def _use_huge_pages(libc: ctypes.CDLL) -> None:
-    """Ask for huge pages where the heap will grow: a wish, which the system may not grant.
+    """Advise the system to use huge pages where the heap will grow.
 
     The heap is made to grow by taking blocks of addresses and giving them back. No memory is used
     for that: pages come with the first write to them.
@@ -190,7 +190,7 @@ class StopOnInterrupt:
 
 
 def interrupt_on_term() -> None:
-    """Let SIGTERM do what Ctrl-C does, so that no process of NNI is left behind."""
+    """Handle SIGTERM like Ctrl-C, so that no process of NNI is left behind."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

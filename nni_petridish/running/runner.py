@@ -17,7 +17,7 @@ from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks
 _log = logging.getLogger(__name__)
 
 OnChange = Callable[[Search], object]
-"""Callback that gets the state of the search whenever it has changed."""
+"""Callback for every change of a search."""
 
 
 def run_search(
@@ -32,14 +32,13 @@ def run_search(
     Parameters
     ----------
     config
-        What to search and how.
+        The configuration of the search.
     resume
         Whether to go on with a search that the gallery already holds; without it such a gallery
         is refused, so that no two searches get mixed by accident.
     callbacks
-        Told of every epoch, and asked whether to stop; a search that is stopped returns what it
-        has, and goes on where it was when it is resumed. (KeyboardInterrupt goes through, so that
-        nobody takes half a search for a whole one; it loses nothing either.)
+        Callbacks of every growth. A search that is asked to stop returns the models so far and can
+        be resumed. KeyboardInterrupt is passed on, and loses nothing either.
     on_change
         Called with the search after every growth, and at the start.
     """
@@ -56,14 +55,14 @@ def run_search(
             except Interrupted:
                 break
             except Exception as error:
-                # It stands in the journal with its reason, and is tried once more.
-                _tell(answer, error)
+                # The journal has the reason, and the growth is tried once more.
+                _warn(answer, error)
             coordinator.sync()
             on_change(coordinator.search)
-        assert isinstance(answer, Done | Growth)  # nobody else works here, so nothing to wait for
+        assert isinstance(answer, Done | Growth)  # with one worker there is nothing to wait for
         coordinator.sync()
         return coordinator.search
 
 
-def _tell(growth: Growth, error: Exception) -> None:
+def _warn(growth: Growth, error: Exception) -> None:
     _log.warning("%s failed: %s", growth.id, describe_failure(error))

@@ -1,7 +1,7 @@
 """The schema of configuration files: pydantic models made of the dataclasses of the settings.
 
-What a field may be stands once, in the annotation of its dataclass (`search.constraints`); what it
-means, in the docstring there. A model adds which keys a part of the file has. It only checks: the
+The constraints of a field are in the annotation of its dataclass (`search.constraints`), and its
+meaning is in the docstring there. A model adds the keys of a part of the file. It only checks:
 values stay as they were written, since 1 and 1.0 would make two different searches.
 """
 
@@ -88,7 +88,7 @@ class Part(BaseModel):
 
 
 def check(model: type[Part], given: object, place: str = "") -> None:
-    """Raise a ConfigError in one line unless what a user wrote at a place fits the model."""
+    """Raise a ConfigError in one line unless the value that a user wrote fits the model."""
     try:
         model.model_validate(given)
     except ValidationError as error:
@@ -142,7 +142,7 @@ def keys_of(kind: type, partial: bool = False) -> dict[str, Definition]:
 
 
 def value_of(annotation: Any) -> Any:
-    """Return the type of a value that is held to an annotation and kept as it is written."""
+    """Return a type that checks a value against an annotation and keeps it as it is written."""
 
     def validate(value: object, _: object) -> object:
         if not allows(annotation, value):
@@ -172,7 +172,7 @@ def search_part(space: str) -> type[Part]:
 
 
 def make_search_part(space: str, sections: Mapping[str, type[Part]]) -> type[Part]:
-    """Return the same with the models of the sections that are the commands' own."""
+    """Return the model of a search with the sections of further commands."""
     kind = kind_of({"space": space})
     keys = {"space": (value_of(str), Field(space)), **keys_of(kind.SPACE)}
     kept = {name: key for name, key in keys.items() if name not in kind.DECIDED_BY_DATA}

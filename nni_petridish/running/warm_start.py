@@ -1,8 +1,8 @@
 """Start a search from a model that exists already, instead of the space's seed.
 
-A growth with no parent asks its task for the seed and builds it: a warm task answers with the
-architecture and the weights of a given model. Nothing else of a search has to know. The data may be
-others of the same shape; where the number of classes differs, the head is new.
+A growth without a parent asks its task for the seed and builds it: a warm task answers with the
+architecture and the weights of a given model. Nothing else in a search changes. The data may be
+other data of the same shape; if the number of classes differs, the head is new.
 
 The model is described by plain data, ``{"from": PATH, "model": ID, "weights": CHECKSUM}``, and
 read when a seed is trained: a search that has its seed needs it no more.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _HEADS = ("classifier.", "auxiliary.")
-#: What the data decide, and what is for new growths only.
+#: Options that the data decide, and options of new growths only.
 _MAY_DIFFER = ("image_shape", "num_classes", "vocabulary", "ops", "max_nodes")
 
 
@@ -40,7 +40,7 @@ def warm_start(task: Task, path: str | os.PathLike[str], id: str | None = None) 
     path
         A gallery, or a file that ``nni-petridish export --format state_dict`` wrote.
     id
-        Which model of the gallery; the most accurate by default.
+        The id of a model of the gallery; the most accurate one by default.
 
     Raises
     ------
@@ -48,12 +48,12 @@ def warm_start(task: Task, path: str | os.PathLike[str], id: str | None = None) 
         If the model is not of the task's space: all but the head must fit.
     """
     warm = warm_task(task, {"from": str(path), "model": id})
-    warm.build(warm.seed())  # what does not fit is said now, not by the first worker
+    warm.build(warm.seed())  # raise now if it does not fit, not in the first worker
     return warm
 
 
 def warm_task(task: Task, start: Mapping[str, Any]) -> Task:
-    """Return the task with a model in place of its seed, which is read when it is asked for."""
+    """Return the task with a model in place of its seed; the model is read when it is needed."""
     return _WarmTask(task, start)
 
 
@@ -67,7 +67,7 @@ def find_start(
     path, id
         See `warm_start`.
     space, data
-        Of the search: ``space`` (the kind) with the options of the space, and the data.
+        The space of the search (``space``, the kind, with its options) and its data.
     """
     if path.is_dir():
         gallery, search = open_search(path)
@@ -86,7 +86,7 @@ def find_start(
 
 
 def identity_of(start: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what of a start must not change while a search lasts: not where it lies."""
+    """Return the part of a start that a resumed search must share: all but its path."""
     return {} if start is None else {"start": {k: v for k, v in start.items() if k != "from"}}
 
 
@@ -97,7 +97,7 @@ def read_start(start: Mapping[str, Any]) -> SavedModel:
 
 
 def _full(space: Mapping[str, Any], data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return all options of a space; of kinds that no configuration names those that are known."""
+    """Return all options of a space, as far as they are known without a kind."""
     return kind_of(space).full_space(space, data) if space.get("space") in kind_names() else space
 
 
@@ -117,7 +117,7 @@ def _check_space(space: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 
 
 class _WarmTask:
-    """A task whose seed is a given model; all else is the task's own."""
+    """A task whose seed is a given model; the rest is delegated to another task."""
 
     def __init__(self, task: Task, start: Mapping[str, Any]) -> None:
         self._task, self._start = task, dict(start)

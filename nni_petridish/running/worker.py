@@ -1,7 +1,7 @@
-"""A worker carries out one growth of a gallery, alone and visibly alive.
+"""A worker: carries out one growth of a gallery under a lock and with a heartbeat.
 
-Whatever happens is written into the journal: the model, a failure with its reason, or that the
-growth was given back. A worker that is killed writes nothing; its heartbeat stops instead.
+The outcome is written to the journal: the model, a failure with its reason, or the release of the
+growth. A worker that is killed writes nothing; its heartbeat stops instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PULSE_SECONDS = 2.0
 LOST_SECONDS = 30.0
 """Silence after which a worker counts as lost."""
 SUSPECT_SECONDS = 8.0
-"""The same for one that is said to have ended."""
+"""The same for a worker that is reported to have ended."""
 PULSE_FILE = "pulse"
 LOCK_FILE = "lock"
 
@@ -43,17 +43,17 @@ def work_on(
     plan: GrowthSettings,
     callbacks: Callbacks,
 ) -> Outcome:
-    """Carry out a growth and journal what became of it.
+    """Carry out a growth and write its outcome to the journal.
 
-    Of several workers on the same growth (one may have outlived its manager) one works and the
+    If several workers have the same growth (one may have outlived its manager), one works and the
     others wait for it.
 
     Raises
     ------
     Interrupted
-        If `callbacks.should_stop` asked for it; the growth is given back.
+        If `callbacks.should_stop` returned true; the growth is released.
     Exception
-        If it failed; the failure is in the journal.
+        If the growth failed; the failure is in the journal.
     """
     from nni_petridish.running.growth import run_growth
 
@@ -64,7 +64,7 @@ def work_on(
     except (Interrupted, KeyboardInterrupt):
         gallery.journal.append(release_event(growth.id, growth.attempt))
         raise
-    except SystemExit:  # Lightning ends its process by itself when that is told to stop
+    except SystemExit:  # Lightning exits by itself when its process is asked to stop
         if callbacks.should_stop():
             gallery.journal.append(release_event(growth.id, growth.attempt))
         raise
@@ -123,7 +123,7 @@ class HeartbeatWatch:
         self._suspects: set[tuple[str, int]] = set()
 
     def suspect(self, growth: Growth) -> None:
-        """Take note that the worker of a growth is said to have ended."""
+        """Record that the worker of a growth is reported to have ended."""
         key = (growth.id, growth.attempt)
         self._suspects.add(key)
         self._seen.setdefault(key, (0.0, time.monotonic()))
@@ -146,9 +146,9 @@ class HeartbeatWatch:
         return lost
 
     def silent(self, growths: list[Growth]) -> list[Growth]:
-        """Return those of the running growths whose worker is lost.
+        """Return the running growths whose worker is lost.
 
-        One that was never seen is not lost, it may be queueing for a machine; unless suspected.
+        A worker that was never seen may be waiting for a machine: it is lost only if suspected.
         """
         now = time.monotonic()
         running = {(growth.id, growth.attempt): growth for growth in growths}
@@ -187,18 +187,18 @@ class HeartbeatWatch:
 def _alone(
     folder: Path, gallery: Gallery, growth: Growth, stop: Callable[[], bool]
 ) -> Iterator[None]:
-    """Wait until no other worker is at this growth, or its model is there."""
+    """Hold the lock of a growth; wait while another worker has it and there is no model."""
     lock = ExclusiveLock(folder / LOCK_FILE, f"Another worker works in {folder}")
-    told = False
+    warned = False
     while not gallery.has_model(growth.id):  # whoever finishes it removes the folder
         try:
             folder.mkdir(exist_ok=True)
             lock.acquire()
             break
         except GalleryError as error:
-            if not told:
+            if not warned:
                 _log.warning("%s This one waits.", error)
-                told = True
+                warned = True
             if stop():
                 raise Interrupted("stopped while another worker was at the same growth.") from None
             time.sleep(0.5)

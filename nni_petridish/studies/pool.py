@@ -1,4 +1,4 @@
-"""Several processes of this machine at one piece of work that they share out among themselves."""
+"""Several processes of this machine that share one piece of work."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def run_in_processes(
     Parameters
     ----------
     target, arguments
-        What each process calls, as ``target(*arguments, jobs)``.
+        The function that each process calls, as ``target(*arguments, jobs)``.
     jobs
-        How many processes.
+        The number of processes.
     stop
-        True sends them SIGTERM, once.
+        Asked regularly; true sends SIGTERM to the processes, once.
     what
-        The work, for the message if all of them fail.
+        The name of the work, for the error if all processes fail.
 
     Raises
     ------
     WorkerError
         If all of them ended with an exit code other than 0 though ``stop`` did not ask for it.
     """
-    # Not forked: torch's threads do not survive that, and each must set its own number of them.
+    # Not forked: torch's threads do not survive a fork, and each process sets their number.
     context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=target, args=(*arguments, jobs), daemon=True) for _ in range(jobs)

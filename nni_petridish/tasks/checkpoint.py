@@ -1,4 +1,4 @@
-"""Training states on disk, one safetensors file each: whole or not there at all, and no pickle."""
+"""Checkpoints: training states on disk, one safetensors file each, written atomically."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unique_state(net: nn.Module) -> dict[str, Tensor]:
 def save_checkpoint(
     folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any]
 ) -> None:
-    """Write network, momenta and `facts` (plain data) so that a crash leaves the old or the new."""
+    """Write network, momenta and `facts` (plain data) in one atomic step."""
     from safetensors.torch import save
 
     tensors = {f"model.{name}": tensor for name, tensor in unique_state(net).items()}

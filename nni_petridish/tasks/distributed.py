@@ -1,9 +1,9 @@
 """One training in several processes, one per GPU, as torchrun starts them.
 
-The batch of the recipe is that of all processes together, and each takes its part of every batch,
-so that a run is the same for any number of them, but for the order of sums, the batch norms (each
-process sees the statistics of its own part, the usual way) and drop-path. The first process writes
-the files.
+The batch of the recipe is that of all processes together, and each takes its part of every batch. A
+run is the same for any number of processes, except for the order of sums, the batch norms (each
+process uses the statistics of its own part, as usual) and drop-path. The first process writes the
+files.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PATIENCE = timedelta(hours=2)
 
 @dataclass(frozen=True)
 class World:
-    """The processes that train one network together; alone, the only one.
+    """The processes that train one network together.
 
     Parameters
     ----------
     rank
         The number of this process, from 0.
     size
-        How many there are.
+        The number of processes.
     """
 
     rank: int = 0
@@ -48,7 +48,7 @@ class World:
         return self.rank == 0
 
     def share(self, batch_size: int) -> int:
-        """Return how many images of a batch each process takes."""
+        """Return the number of examples of a batch that each process takes."""
         if batch_size % self.size:
             raise ConfigError(
                 f"batch_size must be a multiple of the number of processes ({self.size}) but got"
@@ -57,7 +57,7 @@ class World:
         return batch_size // self.size
 
     def on_main(self, do: Callable[[], Result]) -> Result:
-        """Let the first process do something, and return to all what came of it, errors too."""
+        """Call a function in the first process; return its result, or raise its error, in all."""
         if self.size == 1:
             return do()
         answer: list[Any] = [None, None]
@@ -86,7 +86,7 @@ class World:
 
 
 ALONE = World()
-"""The world of a process that trains on its own."""
+"""The world of a single process."""
 
 
 def current_world() -> World:
@@ -97,7 +97,7 @@ def current_world() -> World:
 
 
 def started_by_torchrun() -> bool:
-    """Return whether torchrun, or what sets the same variables, started this process."""
+    """Return whether this process has the environment variables that torchrun sets."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"))
 
 

@@ -1,4 +1,4 @@
-"""The contract between a growth and the problem it works on: space, data and training."""
+"""The contract of a task: space, data and training, as a growth uses them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Task(Protocol):
     def train(
         self, net: nn.Module, phase: Phase, callbacks: Callbacks = NO_CALLBACKS
     ) -> list[Record]:
-        """Train in place, candidates or not; go on from the checkpoint if there is one.
+        """Train in place, candidates included; go on from the checkpoint if there is one.
 
         Returns
         -------
@@ -105,11 +105,11 @@ class Task(Protocol):
         ...
 
     def evaluate(self, net: nn.Module) -> Record:
-        """Measure on the validation set; the search minimizes ``error``."""
+        """Return the metrics on the validation set; the search minimizes ``error``."""
         ...
 
     def validation_losses(self, net: nn.Module) -> Iterable[Tensor]:
-        """Yield differentiable parts of the validation loss, nothing if the task cannot tell.
+        """Yield differentiable parts of the validation loss, or nothing if they are unknown.
 
         Their sum is the loss that `evaluate` measures.
         """

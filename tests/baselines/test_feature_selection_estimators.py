@@ -99,7 +99,7 @@ def test_units_of_the_features_do_not_matter(diabetes, estimator) -> None:
     np.testing.assert_allclose(other.coef_ * scale, -2.0 * one.coef_, rtol=1e-6, atol=1e-8)
 
 
-def test_the_regressor_is_the_path_on_standardised_data(diabetes) -> None:
+def test_the_regressor_is_the_path_on_standardized_data(diabetes) -> None:
     X, y = diabetes
     model = ForwardStagewiseRegressor(step=0.01).fit(X, y)
     Xs, ys = (X - X.mean(axis=0)) / X.std(axis=0), (y - y.mean()) / y.std()

@@ -225,8 +225,8 @@ def test_boosting_converges_to_the_same_limit(diabetes) -> None:
     errors = []
     for rate in (0.2, 0.1, 0.05):
         _, _, coefs = least_squares_boosting_path(*diabetes, learning_rate=rate, max_points=10**6)
-        travelled = np.append(0, np.cumsum(np.abs(np.diff(coefs, axis=1)).sum(axis=0)))
-        errors.append(np.abs(coefs - at(travelled, arc_length, limit)).max())
+        traveled = np.append(0, np.cumsum(np.abs(np.diff(coefs, axis=1)).sum(axis=0)))
+        errors.append(np.abs(coefs - at(traveled, arc_length, limit)).max())
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] < 0.02
 

@@ -252,7 +252,7 @@ def test_alpha_and_eta_have_their_own_learning_rate() -> None:
     assert net.cell.learners[-1].eta.item() != 0.0
 
 
-def test_regularisation_of_the_outputs_is_what_it_says() -> None:
+def test_regularization_of_the_outputs_is_what_it_says() -> None:
     words = text(9)
     net = network(2)
     recipe = LanguageRecipe(
@@ -324,9 +324,9 @@ def test_a_task_grows_from_seed_to_child(tmp_path: Path) -> None:
     before = task.evaluate(net)
     attach_candidates(net, 0.01)
     task.train(net, Phase("weak", 1, random_seed=1))
-    at_finalising = task.evaluate(net)
+    at_finalizing = task.evaluate(net)
     genotype = finalize_candidates(net, i_max=1)
-    assert task.evaluate(net)["loss"] == pytest.approx(at_finalising["loss"], abs=1e-6)
+    assert task.evaluate(net)["loss"] == pytest.approx(at_finalizing["loss"], abs=1e-6)
     task.train(net, Phase("final", 2, random_seed=1))
     after = task.evaluate(net)
     assert genotype.growths == 1

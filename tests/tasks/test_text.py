@@ -13,7 +13,7 @@ from nni_petridish.tasks.language.text import (
     check_text,
     load_text,
     to_columns,
-    tokenise,
+    tokenize,
 )
 
 TEXTS = {
@@ -97,7 +97,7 @@ def test_paragraphs_of_the_embedded_text_are_in_one_part_only() -> None:
 
 def test_tokens_are_words_numbers_and_punctuation_without_rules() -> None:
     text = "The *for* loop\n**************\n\n+----+----+\nx1 = 3.14  # __init__\n"
-    assert tokenise(text) == [
+    assert tokenize(text) == [
         *("the", "*", "for", "*", "loop"),
         *("x", "N", "=", "N", ".", "N", "#", "__init__"),
     ]

@@ -314,8 +314,8 @@ def test_images_on_disk_train_and_continue_as_those_in_memory_do(tmp_path: Path)
         for label in range(3):
             (tmp_path / part / str(label)).mkdir(parents=True)
             for i in range(5):
-                colour = (80 * label, 20 * i, 100)
-                Image.new("RGB", (12, 10), colour).save(tmp_path / part / str(label) / f"{i}.png")
+                color = (80 * label, 20 * i, 100)
+                Image.new("RGB", (12, 10), color).save(tmp_path / part / str(label) / f"{i}.png")
     split = load_data("image_folder", tmp_path, image_size=8, workers=0).train
     recipe = Recipe.named("image_folder", epochs=3, batch_size=5, device="cpu")
     state = torch.random.get_rng_state()
@@ -457,8 +457,8 @@ def test_shift_and_flip_equal_padding_and_cutting_each_image() -> None:
         padded[:, 2:9, 2:11] = images[i]
         wanted = padded[:, rows[i] : rows[i] + 7, columns[i] : columns[i] + 9]
         assert torch.equal(got[i], wanted.flip(2) if flips[i] else wanted)
-    centre = torch.full((64,), 2)
-    assert torch.equal(shift_and_flip(images, centre, centre, None, 2), images)
+    center = torch.full((64,), 2)
+    assert torch.equal(shift_and_flip(images, center, center, None, 2), images)
 
 
 @pytest.mark.parametrize("size", [1, 4, 5])

@@ -30,7 +30,7 @@ class Row:
     refits
         Whether the points of its path are separate fits.
     path
-        Its order of entry and coefficients, for standardised data.
+        Its order of entry and coefficients, for standardized data.
     prefix
         How many features enter exactly as in LARS before the first that does not.
     kendall

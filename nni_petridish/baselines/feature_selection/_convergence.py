@@ -54,7 +54,7 @@ def convergence(
     Parameters
     ----------
     data
-        The data set; it is standardised first.
+        The data set; it is standardized first.
     steps
         The ε of FSLR.
     shares

@@ -26,9 +26,9 @@ class Dataset:
     Parameters
     ----------
     name
-        What to call it.
+        The name of the data set.
     X, y
-        The data as they are, not standardised.
+        The data as they are, not standardized.
     columns
         The name of each feature.
     support

@@ -1,4 +1,4 @@
-"""Forward stagewise regression as scikit-learn estimators: thin covers of the path function."""
+"""Forward stagewise regression as scikit-learn estimators: thin wrappers of the path function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Standardization:
         self.y_mean = float(y.mean()) if fit_intercept else 0.0
         self.X, self.y = X - self.x_mean, y - self.y_mean
         self.x_scale, self.y_scale = np.ones(X.shape[1]), 1.0
-        # What centring leaves of a constant column is rounding, not information.
+        # A constant column is rounding noise after centering, not information.
         rounding = 10 * np.finfo(float).eps * np.abs(X).max(axis=0)
         self.X[:, np.abs(self.X).max(axis=0) <= rounding] = 0.0
         if standardize:
@@ -94,7 +94,7 @@ class ForwardStagewiseRegressor(LinearPathRegressor):
         ε: the change of one coefficient in one step; in standard deviations of y per standard
         deviation of the feature if `standardize`.
     max_steps : int, optional
-        Stop after this many steps: the fewer, the stronger the regularisation. By default when no
+        Stop after this many steps: the fewer, the stronger the regularization. By default when no
         step reduces the residual, or with a warning when the path has 500 000 points.
     tol : float, default=0.0
         Stop when no feature's ``|X_jᵀ r| / n_samples`` exceeds this.

@@ -1,4 +1,4 @@
-"""Every method of the comparison, brought to one form: standardised data in, a path out."""
+"""Every method of the comparison, brought to one form: standardized data in, a path out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Method:
     Parameters
     ----------
     run
-        Function of X and y, both standardised, and of the number of features after which a method
+        Function of X and y, both standardized, and of the number of features after which a method
         that adds them one by one may stop.
     refits
         Whether the points of the path are separate fits, with nothing between them.
@@ -194,7 +194,7 @@ METHODS = {
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hush warnings about degenerate designs: duplicates and p > n are here on purpose."""
+    """Silence warnings about degenerate designs: duplicates and p > n are intended here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -54,7 +54,7 @@ class PetridishRegressor(LinearPathRegressor):
     l1 : float, default=0.001
         λ of the weak learning. Candidates whose correlation with the residual does not exceed it
         are held at α = 0, and growth ends when all are: it is the `alpha` of lasso and LARS, for
-        standardised X and y.
+        standardized X and y.
     i_max : int, default=1
         I_max: how many features one growth adds.
     training : float, default=0.05

@@ -22,7 +22,7 @@ def plot_paths(rows: Sequence[Row], data: Dataset, path: str | Path, columns: in
     Parameters
     ----------
     rows
-        What `compare` returned.
+        The result of `compare`.
     data
         The data set compared on.
     path
@@ -55,7 +55,7 @@ def plot_convergence(results: Sequence[Convergence], path: str | Path) -> Path:
     Parameters
     ----------
     results
-        What `convergence` returned.
+        The result of `convergence`.
     path
         The file to write; its ending decides the format.
     """

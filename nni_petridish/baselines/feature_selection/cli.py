@@ -17,11 +17,11 @@ SHOWN = 10  # entries of an order that fit on a line
 
 
 def add_analogy_command(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the command to what ``ArgumentParser.add_subparsers`` returned."""
+    """Add the command to the result of ``ArgumentParser.add_subparsers``."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "analogy",
         help="compare Petridish with FSLR, LARS and others on feature selection",
-        description="Run Petridish on linear regression beside the methods it generalises: order "
+        description="Run Petridish on linear regression beside the methods it generalizes: order "
         "of entry, agreement with LARS, distance of the coefficient paths, error and time.",
     )
     parser.add_argument(

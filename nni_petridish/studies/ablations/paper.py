@@ -16,9 +16,9 @@ class PaperRow:
     spread
         Its standard deviation, where it is given.
     parameters, multiply_adds
-        Of the final model, in millions.
+        Size of the final model, in millions.
     gpu_days
-        Of the search.
+        GPU-days of the search.
     """
 
     error: float
@@ -35,11 +35,11 @@ class PaperTable:
     Parameters
     ----------
     title
-        What it compares.
+        The comparison.
     source
         Appendix or section, and the label of the table in the paper's source.
     measure
-        What its errors are.
+        The meaning of its errors.
     rows
         By the names that the variants have in our configurations.
     """

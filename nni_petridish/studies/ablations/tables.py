@@ -30,7 +30,7 @@ class Finding:
     variant
         Its name.
     results
-        Of its finished runs, by random seed.
+        Results of its finished runs, by random seed.
     measure
         The number by which the variants are compared.
     """
@@ -40,7 +40,7 @@ class Finding:
     measure: Measure = ERROR
 
     def errors(self) -> dict[int, float]:
-        """Return what counts by random seed: test errors, or validation errors without them."""
+        """Return the compared errors by random seed: test errors, or else validation errors."""
         finals = {seed: result["final"] for seed, result in self.results.items()}
         return {
             seed: self.measure.scale * (final["test_error"] if final else self._validation(seed))
@@ -52,7 +52,7 @@ class Finding:
         return [self.measure.scale * self._validation(seed) for seed in self.results]
 
     def test_errors(self) -> list[float]:
-        """Return the errors after the final trainings, if there were any."""
+        """Return the test errors after retraining, if there are any."""
         finals = [result["final"] for result in self.results.values()]
         return [self.measure.scale * final["test_error"] for final in finals if final]
 
@@ -61,7 +61,7 @@ class Finding:
 
 
 def findings(ablations: Ablations, table: Table) -> list[Finding]:
-    """Read what the runs of a table have found so far."""
+    """Read the results of the finished runs of a table."""
     found = []
     for variant in table.variants:
         runs = [ablations.run(table, variant, r) for r in range(ablations.section.repeats)]
@@ -72,7 +72,7 @@ def findings(ablations: Ablations, table: Table) -> list[Finding]:
 
 
 def title_of(table: Table) -> str:
-    """Say in one line what a table compares."""
+    """Return the title of a table."""
     paper = PAPER.get(table.name)
     return f"{paper.title} ({paper.source})" if paper else table.name
 
@@ -124,7 +124,7 @@ def to_csv(ablations: Ablations) -> str:
 
 
 def describe_run(run: AblationRun, result: Result | str) -> str:
-    """Say in one line what became of a run."""
+    """Return the outcome of a run in one line."""
     if isinstance(result, str):
         return f"{run.name}, seed {run.seed}: failed: {result}"
     final, name = result["final"], run.measure.name

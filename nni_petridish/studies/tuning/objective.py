@@ -1,4 +1,4 @@
-"""One trial: the searches of one setting, their growths reported, and what they found."""
+"""One trial: the searches of one setting, the reports of their growths, and their results."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ LOCK_FILE = ".trial.lock"
 
 
 class Stopped(Exception):
-    """Somebody asked to stop; the trial goes on later."""
+    """The trial was asked to stop; it goes on later."""
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Result of one search.
 
     Parameters
     ----------
     seed
-        Of the search.
+        The random seed of the search.
     model, error, multiply_adds
         The most accurate model within the limit.
     models
-        How many models the search made.
+        The number of models of the search.
     hull
-        All of the hull, as (id, multiply-adds, error).
+        The models on the hull, as (id, multiply-adds, error).
     gallery
-        Name of its folder within that of the study.
+        The path of its gallery in the folder of the study.
     """
 
     seed: int
@@ -57,21 +57,21 @@ class Found:
 
 
 def run_trial(tuning: Tuning, trial: Trial, stop: Callable[[], bool]) -> list[float]:
-    """Run the searches of a trial and return its values; what was done before is not done again.
+    """Run the searches of a trial and return its values; finished growths are not repeated.
 
     Raises
     ------
     Stopped
-        If ``stop`` said so.
+        If ``stop`` returned true.
     optuna.TrialPruned
         If the setting is not worth going on with; its galleries stay as they are.
     SearchError
         If a search made no model within the limit.
     """
     began = time.monotonic() - trial.user_attrs.get(SECONDS, 0.0)
-    reports = _Reports(tuning, trial)
+    reporter = _Reporter(tuning, trial)
     name = f"trial-{first_number(trial):04d}"
-    found: list[Found] = []
+    found: list[SearchResult] = []
     with _alone(tuning.folder / name, stop):
         for repeat in range(tuning.section.repeats):
             config = tuning.config(trial.params, tuning.folder / name / f"run-{repeat}", repeat)
@@ -79,7 +79,7 @@ def run_trial(tuning: Tuning, trial: Trial, stop: Callable[[], bool]) -> list[fl
                 config,
                 resume=True,
                 callbacks=Callbacks(should_stop=stop),
-                on_change=lambda search: reports.look(search, found),
+                on_change=lambda search: reporter.report(search, found),
             )
             trial.set_user_attr(SECONDS, round(time.monotonic() - began, 1))
             if stop():
@@ -91,46 +91,46 @@ def run_trial(tuning: Tuning, trial: Trial, stop: Callable[[], bool]) -> list[fl
     return [error, size] if tuning.section.multi_objective else [error]
 
 
-class _Reports:
-    """Tells Optuna the best error after every growth, and asks it whether to go on.
+class _Reporter:
+    """Reports the best error after every growth to Optuna, and prunes the trial.
 
-    With several searches in a trial, the value is the mean over those that are done and the one
-    that runs: at the same step it means the same for every trial.
+    With several searches in a trial, the value is the mean over the finished searches and the
+    running one, so that values at the same step are comparable.
     """
 
     def __init__(self, tuning: Tuning, trial: Trial) -> None:
         self._section, self._trial = tuning.section, trial
-        self._told = 0
+        self._reported = 0
         self._last = tuning.config({}).settings.limits.max_models
 
-    def look(self, search: Search, done: Sequence[Found]) -> None:
+    def report(self, search: Search, done: Sequence[SearchResult]) -> None:
         if self._section.multi_objective:
             return  # Optuna prunes single objectives only
         models = search.models()
         before = sum(one.models for one in done)
-        for count in range(self._told - before + 1, len(models) + 1):
+        for count in range(self._reported - before + 1, len(models) + 1):
             best = most_accurate(models[:count], self._section.max_multiply_adds)
             if best is not None:
                 errors = [*(one.error for one in done), best.error]
                 self._trial.report(statistics.fmean(errors), before + count - 1)
-            self._told = before + count
+            self._reported = before + count
         # The last growth of the last search: there is nothing left to save.
         over = len(done) + 1 == self._section.repeats and len(models) == self._last
         if models and not over and self._trial.should_prune():
             raise optuna.TrialPruned
 
 
-def _summary(search: Search, tuning: Tuning, seed: int, gallery: str) -> Found:
+def _summary(search: Search, tuning: Tuning, seed: int, gallery: str) -> SearchResult:
     limit = tuning.section.max_multiply_adds
     best = require_most_accurate(search, limit, gallery)
     hull = tuple((r.id, r.multiply_adds, r.error) for r in search.hull())
     models = len(search.models())
-    return Found(seed, best.id, best.error, best.multiply_adds, models, hull, gallery)
+    return SearchResult(seed, best.id, best.error, best.multiply_adds, models, hull, gallery)
 
 
 @contextmanager
 def _alone(folder: Path, stop: Callable[[], bool]) -> Iterator[None]:
-    """Wait for a process that was thought dead to leave the trial's folder."""
+    """Hold the lock of a trial's folder; wait for a process that was taken for dead."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = ExclusiveLock(folder / LOCK_FILE, f"In {folder}")
     while True:

@@ -26,9 +26,9 @@ def plot_study(study: optuna.Study, folder: Path, prefix: str = "") -> list[Path
     study
         The study.
     folder
-        Where the pictures go.
+        The folder of the pictures.
     prefix
-        Before their names.
+        The beginning of their names.
 
     Returns
     -------

@@ -49,7 +49,7 @@ class Dimension:
     log
         Whether its logarithm is uniform.
     choices
-        The list, if it is no range.
+        The values of a list; empty for a range.
     """
 
     low: float | None = None
@@ -59,7 +59,7 @@ class Dimension:
 
     @classmethod
     def read(cls, name: str, given: object) -> Dimension:
-        """Check what a user wrote.
+        """Read the mapping that a user wrote; raise `ConfigError` if it is wrong.
 
         >>> Dimension.read("l1", {"low": 1e-5, "high": 0.1})
         Dimension(low=1e-05, high=0.1, log=True, choices=())
@@ -92,7 +92,7 @@ class Dimension:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def holds(self, value: Any) -> bool:
-        """Tell whether the value can be chosen."""
+        """Return whether the value can be chosen."""
         if self.choices:
             return value in self.choices
         assert self.low is not None
@@ -101,7 +101,7 @@ class Dimension:
         return fits and self.low <= value <= self.high
 
     def corners(self) -> tuple[Value, ...]:
-        """Return values that are allowed if all are."""
+        """Return the extreme values: if these are valid, all are."""
         if self.choices:
             return self.choices
         assert self.low is not None
@@ -109,7 +109,7 @@ class Dimension:
         return (self.low, self.high)
 
     def grid(self) -> Sequence[Value]:
-        """Return all values if they can be counted."""
+        """Return all values; empty for a continuous range."""
         if self.choices:
             return self.choices
         if not self.is_whole:
@@ -144,12 +144,12 @@ class TuningSettings:
     storage
         URL of a database, or ``journal:FILE``; None for a SQLite file in ``folder``.
     folder
-        Where the galleries of the trials are kept, shared by all processes of the study; None for
-        the name of the search's gallery with ``-tuning`` behind.
+        The folder of the trials' galleries, shared by all processes of the study; by default the
+        search's gallery with ``-tuning`` appended.
     space
-        What is tuned, by its place below ``tuner.classArgs``: ``l1``, ``recipe.lr``, ...
+        The tuned settings, by their names below ``tuner.classArgs``: ``l1``, ``recipe.lr``, ...
     trials
-        How many settings are tried.
+        The number of settings to try.
     repeats
         Searches of each setting, with random seeds that follow one another; averaged.
     max_multiply_adds
@@ -157,9 +157,9 @@ class TuningSettings:
     multi_objective
         Whether to minimize error and multiply-adds instead of the error alone.
     sampler, pruner
-        By name.
+        The names of the sampler and the pruner.
     seed
-        Of the sampler.
+        The random seed of the sampler.
     lost_after
         Seconds of silence after which a trial's process counts as dead.
     """
@@ -186,7 +186,7 @@ class TuningSettings:
 
     @classmethod
     def read(cls, given: object, kind: str = DEFAULT_KIND) -> TuningSettings:
-        """Check what a user wrote about a search in a space of this kind."""
+        """Read the mapping that a user wrote, for a search in a space of this kind."""
         from nni_petridish.running.schema import check, part_of  # pydantic: not for --help
 
         check(part_of(TuningSettings), given, PLACE)
@@ -228,14 +228,14 @@ def check_tuning(given: object) -> None:
 
 
 def _with_log(name: str, given: object) -> object:
-    """Say what `Dimension.read` would conclude from the name alone, before a place is added."""
+    """Add ``log`` by the plain name, since `Dimension.read` gets the name with its place."""
     if isinstance(given, Mapping) and "choices" not in given and "log" not in given:
         return {**given, "log": name in _LOGARITHMIC}
     return given
 
 
 def _check_known(space: Mapping[str, Dimension]) -> None:
-    """Refuse a λ or an I_max that makes no sense, whatever else the search would say."""
+    """Refuse values of λ and I_max that no search accepts."""
     i_max = space.get("i_max")
     if i_max is not None:
         for value in i_max.corners():

@@ -33,9 +33,9 @@ class Tuning:
     Parameters
     ----------
     section
-        How the study goes.
+        Settings of the study.
     search_space, arguments, base, experiment
-        What `SearchConfig.from_parts` takes.
+        Arguments of `SearchConfig.from_parts`.
     """
 
     section: TuningSettings
@@ -46,7 +46,7 @@ class Tuning:
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> Tuning:
-        """Read and check a configuration file, with every value that the study may try."""
+        """Read and check a configuration file and the limits of every range in it."""
         search_space, class_args, base, experiment = read_experiment(path)
         arguments = dict(class_args)
         space = read_mapping("searchSpace", search_space)
@@ -72,7 +72,7 @@ class Tuning:
             )
 
     def change(self, **changes: Any) -> Tuning:
-        """Return the same with another section; what is None stays."""
+        """Return the study with changed settings; None leaves a setting as it is."""
         given = {name: value for name, value in changes.items() if value is not None}
         return replace(self, section=replace(self.section, **given)) if given else self
 
@@ -105,7 +105,7 @@ class Tuning:
     def default(self) -> Values:
         """Return the default λ and I_max (the paper's, for images) and the configuration's values.
 
-        What the study may not choose is left out.
+        Values outside the study's space are left out.
         """
         usual = usual_settings(self.search_space)
         found = {
@@ -115,7 +115,7 @@ class Tuning:
         return {n: value for n, value in found.items() if self.section.space[n].holds(value)}
 
     def identity(self) -> dict[str, Any]:
-        """Return what all trials of a study must share."""
+        """Return the settings that all trials of a study share."""
         section = self.section
         some = {name: dimension.corners()[0] for name, dimension in section.space.items()}
         config = self.config(some)

@@ -25,14 +25,14 @@ from nni_petridish.studies.tuning.section import Dimension
 from nni_petridish.studies.tuning.settings import Tuning
 
 IDENTITY = "petridish"
-"""The study's attribute that says what its trials share."""
+"""The attribute of a study with the settings that its trials share."""
 LOCK_FILE = ".study.lock"
 _JOURNAL = "journal:"
 _BUSY_SECONDS = 60.0
 
 
 def open_study(tuning: Tuning, create: bool = True) -> optuna.Study:
-    """Open the study, or make it; one line says why that cannot be."""
+    """Open or create the study; raise `ConfigError` if that fails."""
     section = tuning.section
     if not create and not tuning.folder.is_dir():
         raise ConfigError(f"There is no study yet: {tuning.folder} does not exist.")

@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 
 OnTrial = Callable[[FrozenTrial], object]
+"""Callback for every trial that ends."""
 
 
 def tune(
@@ -51,9 +52,9 @@ def tune(
     Parameters
     ----------
     config
-        A configuration file, or what `Tuning.from_yaml` read from one.
+        A configuration file, or the `Tuning` read from one.
     trials, storage, study, multi_objective, sampler, pruner
-        In place of the configuration's, see `TuningSettings`.
+        Replace those of the configuration, see `TuningSettings`.
     jobs
         Processes on this machine; each carries out one search at a time; with several a script
         needs ``if __name__ == "__main__":``.
@@ -65,7 +66,7 @@ def tune(
     Returns
     -------
     optuna.Study
-        With the trials of all processes so far.
+        The study with the trials of all processes so far.
 
     Examples
     --------
@@ -111,10 +112,10 @@ def work(
             if trial is None:
                 if queue.is_done():
                     return
-                # Others are at work: should one of them die, its trial is for us.
+                # If another process dies, this one takes over its trial.
                 time.sleep(_POLL_SECONDS)
                 continue
-            # Those of other commands on this machine, too, want their share of the cores.
+            # Trials of other commands on this machine need their share of the cores, too.
             set_threads(max(jobs, queue.neighbors()))
             _carry_out(tuning, study, queue, trial, stop)
             if not stop():
@@ -164,7 +165,7 @@ def make_pruner(tuning: Tuning) -> optuna.pruners.BasePruner:
 
 
 def work_alone(tuning: Tuning, jobs: int) -> None:
-    """Be one of several processes; ends by SIGTERM and SIGINT with its trial put back."""
+    """Work as one of several processes; SIGTERM and SIGINT end it and put its trial back."""
     set_threads(jobs)
     from nni_petridish.studies.tuning.tables import describe_trial
 

@@ -60,14 +60,14 @@ def ablation_by_l1(study: optuna.Study) -> list[Row]:
 
 
 def describe_trial(trial: FrozenTrial, names: Iterable[str]) -> str:
-    """Say in one line what became of a trial.
+    """Return the outcome of a trial in one line.
 
     Parameters
     ----------
     trial
         The trial.
     names
-        Which of its parameters to show, in this order.
+        The parameters to show, in this order.
     """
     setting = ", ".join(
         f"{_SYMBOLS.get(name, name)}={_short(trial.params[name])}"

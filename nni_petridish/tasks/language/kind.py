@@ -1,4 +1,4 @@
-"""Language modelling in a configuration."""
+"""Language modeling in a configuration."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def seed_size(space: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[int, i
 
 
 def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a search, λ = 0.01 and I_max = 1 if nothing is said of them.
+    """Return the arguments of a search with the defaults λ = 0.01 and I_max = 1.
 
     The paper's λ of 10 selects nothing here, see docs/results/recurrent.md.
     """
@@ -199,7 +199,7 @@ def data_facts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_retraining(space: Mapping[str, Any], cells_per_stage: int) -> None:
-    """Refuse: a language model has one cell."""
+    """Raise `ConfigError`: a language model has one cell."""
     raise ConfigError("cells_per_stage is for vision but the space is recurrent.")
 
 

@@ -27,7 +27,7 @@ UNKNOWN = "<unk>"
 NUMBER = "N"
 
 _PARTS = ("train", "valid", "test")
-#: How the three files may be called: plainly, as in Penn Treebank, or as in WikiText.
+#: Names of the three files: plain ones, those of Penn Treebank, those of WikiText.
 _PATTERNS = ("{}.txt", "ptb.{}.txt", "wiki.{}.tokens")
 #: Words of the embedded text: 98.5 % of it; the others become UNKNOWN.
 _PYDOC_VOCABULARY = 2000
@@ -57,7 +57,7 @@ class Corpus:
 
     @property
     def vocabulary(self) -> int:
-        """How many different words there are."""
+        """The number of different words."""
         return len(self.words)
 
 
@@ -178,7 +178,7 @@ def _read_pydoc() -> list[list[str]]:
     parts: list[list[str]] = [[], [], []]
     seen: set[tuple[str, ...]] = set()
     for name in sorted(topics):
-        words = (tuple(tokenise(text)) for text in re.split(r"\n\s*\n", topics[name]))
+        words = (tuple(tokenize(text)) for text in re.split(r"\n\s*\n", topics[name]))
         paragraphs = [p for p in dict.fromkeys(words) if p and p not in seen]
         seen.update(paragraphs)
         first, second = round(0.8 * len(paragraphs)), round(0.9 * len(paragraphs))
@@ -188,14 +188,14 @@ def _read_pydoc() -> list[list[str]]:
     return parts
 
 
-def tokenise(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """Split prose and code into lower-case words, ``N`` for numbers, and punctuation.
 
     Lines that only draw a rule or a frame are left out.
 
     Examples
     --------
-    >>> tokenise('Returns "self.__spam" >= 42.')
+    >>> tokenize('Returns "self.__spam" >= 42.')
     ['returns', '"', 'self', '.', '__spam', '"', '>', '=', 'N', '.']
     """
     lines = [line for line in text.lower().splitlines() if not _RULE.fullmatch(line)]

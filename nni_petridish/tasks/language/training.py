@@ -1,7 +1,7 @@
 """Training a language model as DARTS does: locked dropout, SGD, then averaged SGD.
 
-Candidates attached to the model train along, clipped apart. Every epoch starts from the initial
-state.
+The gradients of attached candidates are clipped apart. Every epoch starts from the initial state of
+the cell.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _TextTrainer:
         self.clip_groups = clip_groups(net, scalars_apart=True)
         self.average = _Average(net)
         settings = asdict(recipe)
-        for name in ("device", "epochs"):  # a run may move elsewhere, and go on
+        for name in ("device", "epochs"):  # a run may move to another machine, and be prolonged
             del settings[name]
         self._identity = {"seed": seed, "words": text.numel(), "recipe": settings}
 
@@ -272,13 +272,13 @@ class _Average(nn.Module):
         self.steps: int | None = None
 
     def begin(self, steps: int = 0) -> None:
-        """Average from here on; `steps` have been averaged before."""
+        """Start to average; `steps` steps have been averaged before."""
         self.steps = steps
         for i, parameter in enumerate(self.net.parameters()):
             self.register_buffer(f"average_{i}", parameter.detach().clone())
 
     def add(self) -> None:
-        """Take the weights after a step into the average."""
+        """Add the weights after a step to the average."""
         if self.steps is not None:
             self.steps += 1
             for average, parameter in self._pairs():
@@ -286,7 +286,7 @@ class _Average(nn.Module):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the network have the averaged weights for a while."""
+        """Give the network the averaged weights for as long as the context lasts."""
         if not self.steps:
             yield
             return

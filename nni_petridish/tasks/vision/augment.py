@@ -51,7 +51,7 @@ def shift_and_flip(
 def cutout(images: Tensor, rows: Tensor, columns: Tensor, size: int) -> Tensor:
     """Set a square of `size` around the pixel (row, column) of each image to zero, in place.
 
-    The square may stick out of the image, as in the cutout paper; of an even size, the centre is
+    The square may stick out of the image, as in the cutout paper; of an even size, the center is
     the first pixel of its second half.
     """
     _, _, height, width = images.shape

@@ -1,7 +1,7 @@
 """Image sets by name, split as in the paper.
 
 The last k training images are the validation set, the test set is apart. Nothing is downloaded:
-a set that is not there is an error that says how to get it. Pixels are normalized per channel by
+if a set is missing, the error says how to get it. Pixels are normalized per channel by
 the mean and standard deviation of the training part.
 """
 
@@ -29,7 +29,7 @@ _IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Description(NamedTuple):
-    """What a network has to know of a data set."""
+    """The properties of a data set that a network depends on."""
 
     image_shape: tuple[int, int, int]
     num_classes: int
@@ -61,7 +61,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where an in-memory set lies and how it is read."""
+    """Place and reader of a data set that fits in memory."""
 
     image_shape: tuple[int, int, int]
     num_classes: int
@@ -104,7 +104,7 @@ def load_data(
     root
         The folder that torchvision's classes are given; ``data`` by default.
     validation
-        How many training images, the last ones, to set aside; 0 trains on all (final training).
+        How many training images, the last ones, to set aside; 0 trains on all (retraining).
         Default: 5000 as in the paper; 300 for digits (1197 remain, 300 are the test set); 0 for
         image_folder, whose root/val is the test set.
     limit
@@ -177,7 +177,7 @@ def _classes(folder: Path) -> list[str]:
 
 
 def _kept(images: int, validation: int, limit: int | None) -> int:
-    """Return how many of the first training images are trained on."""
+    """Return the number of training images that are used, the first ones."""
     if validation >= images:
         raise DataError(f"validation must be below {images} (all images) but got {validation}.")
     return min(images - validation, limit or images)

@@ -1,4 +1,4 @@
-"""Loss and error of an epoch under way."""
+"""Running loss and error of an epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from nni_petridish.errors import TrainingError
 from nni_petridish.tasks.distributed import World
 
-#: Asking a GPU for a number waits for all work it has queued, so its loss is looked at this often.
+#: Reading a number from a GPU waits for its queue, so the loss is read once in so many steps.
 _CUDA_CHECK_EVERY = 50
 
 
@@ -24,7 +24,7 @@ class EpochMetrics:
         self._wrong = torch.zeros((), dtype=torch.int64, device=device)
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch."""
+        """Add a batch to the sums."""
         self._loss += loss  # once it is not finite, it stays so
         self._wrong += (logits.argmax(1) != labels).sum()
         self.steps += 1

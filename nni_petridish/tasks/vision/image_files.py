@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Arrays = tuple["np.ndarray", "np.ndarray", "np.ndarray", "np.ndarray"]
 
-#: Fixes which digits are the test set: the same for everybody, whatever the seed of a search.
+#: Selects the test set of the digits, which does not depend on the seed of a search.
 _DIGITS_TEST_SEED = 0
 _DIGITS_TEST = 300
 
@@ -30,7 +30,7 @@ def read_digits(root: Path, seed: int) -> Arrays:
     digits = load_digits()
     images = digits.images.astype(np.uint8)[:, None]  # whole numbers 0 ... 16
     labels = digits.target
-    # They come by writer: a split in that order would ask about handwritings never seen.
+    # Sorted by writer: a split in this order would test on unseen handwritings only.
     order = np.random.default_rng(_DIGITS_TEST_SEED).permutation(len(labels))
     train, test = order[:-_DIGITS_TEST], order[-_DIGITS_TEST:]
     train = np.random.default_rng(seed).permutation(train)
@@ -84,7 +84,7 @@ def _unpickle_arrays(path: Path) -> Any:
         ("numpy", "dtype"): np.dtype,
         ("numpy.core.multiarray", "_reconstruct"): reconstruct,
         ("numpy._core.multiarray", "_reconstruct"): reconstruct,
-        # How Python 3 spells bytes for protocol 2.
+        # Python 3 writes bytes in this way in protocol 2.
         ("_codecs", "encode"): lambda text, encoding: text.encode(encoding),
     }
 

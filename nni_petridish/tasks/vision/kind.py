@@ -97,7 +97,7 @@ class ImageRetrainingOptions:
 
 MEASURE = ERROR
 TUNED_RANGES = {"l1": (1e-5, 0.1), "i_max": (2, 4)}
-"""They span the values that the paper tried."""
+"""These ranges span the values that the paper tried."""
 L1_GROUPS = (1e-5, 1e-3, 1e-1)
 """The values of λ that the paper compared."""
 SPACE = VisionSpace

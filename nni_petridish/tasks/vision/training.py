@@ -1,7 +1,7 @@
 """Training and evaluation of image classifiers by the paper's recipe.
 
-Of weak learners the recipe knows that their gradients are clipped apart, so that candidates never
-change the step of the network they hang on, and that α and η do not decay.
+Gradients of weak learners are clipped apart, so that candidates never change the step of their
+network, and α and η do not decay.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class _ImageTrainer:
         """Show every image once, augmented."""
         recipe, world, total = self.recipe, self.world, self.steps * self.recipe.epochs
         generator = torch.Generator().manual_seed(seed)
-        # A set smaller than a batch draws for images it does not have: no harm.
+        # A set smaller than a batch draws numbers that it does not use.
         images = self.steps * recipe.batch_size
         draws = self.augmentation.draw(images, self.image_size, generator, self.device)
         metrics = EpochMetrics(epoch, self.device)
