@@ -91,7 +91,7 @@ class Coordinator:
             return self.search.fail(id, reason, attempt)
 
     def release(self, id: str) -> bool:
-        """Let a running growth whose worker is gone be handed out again, as it was."""
+        """Release a running growth whose worker is gone, so that it is handed out again."""
         with self._mutex:
             self.sync()
             return self.search.release(id)

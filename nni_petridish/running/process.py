@@ -63,7 +63,7 @@ def per_machine(is_seed: bool, seeds: int, concurrency: int, machines: int = 1) 
     seeds
         Number of seed models of the search.
     concurrency
-        How many growths run at the same time, on all machines together.
+        The number of growths that run at the same time, on all machines together.
     machines
         The number of machines.
 
@@ -84,8 +84,8 @@ def set_threads(concurrency: int) -> int:
     Parameters
     ----------
     concurrency
-        How many such processes run on this machine at the same time. Each of them may be several
-        that torchrun started.
+        The number of such processes on this machine. Each of them may be several that torchrun
+        started.
     """
     processes = max(1, concurrency) * _number("LOCAL_WORLD_SIZE", 1)
     threads = max(1, cores() // processes)

@@ -32,7 +32,7 @@ class Row:
     path
         Its order of entry and coefficients, for standardized data.
     prefix
-        How many features enter exactly as in LARS before the first that does not.
+        The number of features that enter as in LARS before the first that does not.
     kendall
         Kendall's τ between its order and LARS's, over the features that both have.
     jaccard
@@ -78,7 +78,7 @@ def compare(
     k
         The first k features are compared as sets.
     folds
-        How many folds the cross-validated error has; 0 for none.
+        The number of folds of the cross-validated error; 0 for none.
     n_refits
         After how many features methods stop that refit for each; by default all, or 10 of many.
     """

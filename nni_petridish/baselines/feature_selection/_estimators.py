@@ -103,7 +103,7 @@ class ForwardStagewiseRegressor(LinearPathRegressor):
     standardize : bool, default=True
         Whether to bring the features and y to variance 1 first. `coef_` is always for X as given.
     max_points : int or None, default=10_000
-        How many points of the path to keep at most in `coef_path_`.
+        The largest number of points of the path to keep in `coef_path_`.
 
     Attributes
     ----------
@@ -215,7 +215,7 @@ class ForwardStagewiseRegressorCV(ForwardStagewiseRegressor):
     step, max_steps, tol, fit_intercept, standardize, max_points
         As in :class:`ForwardStagewiseRegressor`; `max_steps` bounds the choice.
     n_points : int, default=200
-        How many stopping points to compare, evenly spaced.
+        The number of stopping points to compare, evenly spaced.
     cv : int, cross-validation generator or iterable, default=None
         As in scikit-learn; None means 5 folds.
 

@@ -28,7 +28,7 @@ def plot_paths(rows: Sequence[Row], data: Dataset, path: str | Path, columns: in
     path
         The file to write; its ending decides the format.
     columns
-        How many pictures there are side by side.
+        The number of pictures side by side.
     """
     columns = min(columns, len(rows))
     lines = -(-len(rows) // columns)

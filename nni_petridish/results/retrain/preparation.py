@@ -52,7 +52,7 @@ def check_options(space: Mapping[str, Any], names: Mapping[str, str]) -> None:
     space
         ``space`` (the kind) and the options of the space.
     names
-        What the user calls each option.
+        The user's name of each option, for errors.
     """
     known = {field.name for field in fields(kind_of(space).RETRAINING)}
     for option, name in names.items():

@@ -41,7 +41,7 @@ class PaperTable:
     measure
         The meaning of its errors.
     rows
-        By the names that the variants have in our configurations.
+        The rows, by the names of the variants in our configurations.
     """
 
     title: str

@@ -76,7 +76,7 @@ class Queue:
             return trial
 
     def is_done(self) -> bool:
-        """Tell whether nobody is at work on the study any more."""
+        """Return whether no trial of the study is running."""
         return not any(t.state == TrialState.RUNNING for t in self._trials())
 
     def neighbors(self) -> int:
@@ -86,7 +86,7 @@ class Queue:
         return sum(not is_gone(owner) for owner in here)
 
     def put_back(self, trial: Trial) -> None:
-        """Let a trial that was stopped go on later, where it was."""
+        """Put back a trial that was stopped, to be continued later."""
         with file_lock(self._lock), quiet():
             self._requeue(self._study.trials[trial.number], lost=False)
 
@@ -198,7 +198,7 @@ class TrialHeartbeat(Heartbeat):
         self._given_up = threading.Event()
 
     def is_given_up(self) -> bool:
-        """Tell whether another process has taken the trial over."""
+        """Return whether another process has taken the trial over."""
         return self._given_up.is_set()
 
     def _show(self) -> bool:
@@ -218,7 +218,7 @@ def whoami() -> list[Any]:
 
 
 def is_gone(owner: list[Any] | None) -> bool:
-    """Tell whether a process is known to have ended; False for those of other machines."""
+    """Return whether a process is known to have ended; False for other machines."""
     if not owner or owner[0] != _machine():
         return False
     try:

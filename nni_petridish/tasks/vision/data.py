@@ -104,7 +104,7 @@ def load_data(
     root
         The folder that torchvision's classes are given; ``data`` by default.
     validation
-        How many training images, the last ones, to set aside; 0 trains on all (retraining).
+        The number of training images, the last ones, to set aside; 0 trains on all (retraining).
         Default: 5000 as in the paper; 300 for digits (1197 remain, 300 are the test set); 0 for
         image_folder, whose root/val is the test set.
     limit
@@ -114,7 +114,7 @@ def load_data(
         digits come by writer, image_folder by class. The other sets keep their published order,
         and no test set depends on it.
     image_size, workers
-        Of image_folder: side of the square crops, and processes that read.
+        For image_folder: side of the square crops, and number of reading processes.
 
     Examples
     --------

@@ -44,7 +44,7 @@ class DataOptions:
     seed
         Orders the images before they are set aside.
     image_size, workers
-        Of image_folder: side of the square crops, and processes that read.
+        For image_folder: side of the square crops, and number of reading processes.
     """
 
     name: Annotated[str, OneOf(DATA_NAMES)] = "digits"

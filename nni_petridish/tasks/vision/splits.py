@@ -45,7 +45,7 @@ class Split(Protocol):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield raw images and labels: in order, or shuffled and without a short last batch.
 
-        Of every shuffled batch, each process of a world gets its part.
+        Each process of a world gets its part of every shuffled batch.
         """
         ...
 
@@ -179,7 +179,7 @@ class FolderSplit(_Normalizing):
     workers
         Processes that read; 0 reads in this one.
     device
-        Where batches go.
+        The device of the batches.
     """
 
     dataset: Any
