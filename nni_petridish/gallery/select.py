@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 from collections.abc import Iterable
@@ -119,32 +118,3 @@ def require_most_accurate(
         reason = failures[-1] if failures else f"no model has at most {limit} multiply-adds"
         raise SearchError(f"the search in {where} found nothing: {reason.removesuffix('.')}.")
     return best
-
-
-def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, --near, --max and --best to a command."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="the id of a model")
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--near", metavar="N", help="the hull model nearest to N multiply-adds, such as 60M"
-    )
-    group.add_argument(
-        "--max", metavar="N", help="the most accurate hull model of at most N multiply-adds"
-    )
-    group.add_argument("--best", action="store_true", help="the most accurate model (default)")
-
-
-def selected(search: Search, options: argparse.Namespace) -> ModelRecord:
-    """Return the model selected by the arguments of a command."""
-    return select_model(
-        search,
-        options.model,
-        near=None if options.near is None else parse_count(options.near),
-        max=None if options.max is None else parse_count(options.max),
-        best=options.best,
-    )
-
-
-def is_selected(options: argparse.Namespace) -> bool:
-    """Return whether the arguments of a command select a model."""
-    return bool(options.model or options.near or options.max or options.best)

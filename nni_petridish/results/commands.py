@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError
-from nni_petridish.gallery.select import (
-    add_selection,
-    is_selected,
-    open_search,
-    parse_count,
-    selected,
-)
 from nni_petridish.registry import kind_of, measure_of
+from nni_petridish.results.selection_options import add_selection, is_selected, selected
 from nni_petridish.running.commands import ReadConfig, add_config
 
 if TYPE_CHECKING:
@@ -154,6 +148,7 @@ def _check(options: argparse.Namespace, read_config: ReadConfig) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from nni_petridish.gallery.select import open_search
     from nni_petridish.results.report import lineage_table, write_report
     from nni_petridish.results.report.tables import model_row, text_table
 
@@ -195,6 +190,7 @@ def _chosen_model(options: argparse.Namespace) -> SavedModel:
     from dataclasses import replace
 
     from nni_petridish.gallery.saved_model import from_gallery
+    from nni_petridish.gallery.select import open_search
     from nni_petridish.running.config import SearchConfig
 
     gallery, search = open_search(options.gallery)
@@ -207,6 +203,7 @@ def _chosen_model(options: argparse.Namespace) -> SavedModel:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from nni_petridish.gallery.select import open_search
     from nni_petridish.results.retrain.preparation import prepare_retraining
     from nni_petridish.results.retrain.repetitions import describe_result, run_repetitions, summary
     from nni_petridish.tasks.distributed import joined_world
@@ -255,6 +252,7 @@ _RETRAINING_FLAGS = {
 
 def _retraining_options(options: argparse.Namespace, space: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `prepare_retraining`, and ``repetitions``; flags go before a file."""
+    from nni_petridish.gallery.select import parse_count
     from nni_petridish.results.retrain.file import read_retraining_file
     from nni_petridish.results.retrain.preparation import check_options
 
