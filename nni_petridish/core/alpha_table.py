@@ -75,8 +75,7 @@ class AlphaTable(nn.Module):
 
     def top(self, i_max: int) -> list[int]:
         """Return the indices of the i_max largest |α|, largest first, ties in table order."""
-        order = torch.sort(self.alpha.detach().abs(), descending=True, stable=True).indices
-        return [int(i) for i in order[:i_max]]
+        return largest_first(self.alpha.detach().abs())[:i_max]
 
     def extra_repr(self) -> str:
         """Show the size and λ."""
@@ -95,3 +94,9 @@ class AlphaTable(nn.Module):
         # A copied or unpickled table has a new α tensor, without the hook.
         super().__setstate__(state)
         self._watch_alpha()
+
+
+def largest_first(scores: Tensor) -> list[int]:
+    """Return the indices of scores in descending order, ties in the order of the table."""
+    order = torch.sort(scores, descending=True, stable=True).indices
+    return [int(i) for i in order]

@@ -14,14 +14,14 @@ new optimizer after each of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Protocol, TypedDict, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from nni_petridish.core.alpha_table import AlphaTable, Schedule
+from nni_petridish.core.alpha_table import AlphaTable, Schedule, largest_first
 from nni_petridish.core.genotype import MERGES, Genotype, Learner
 from nni_petridish.core.l1 import WEAK_LEARNING, check_l1
 from nni_petridish.core.site import Site
@@ -113,6 +113,7 @@ def finalize_candidates(
     *,
     merge: str | None = None,
     keys: Collection[str] | None = None,
+    scores: Mapping[str, Sequence[float]] | None = None,
 ) -> Genotype:
     """Turn the candidates with the largest |α| into finished weak learners (Algorithm 2), in place.
 
@@ -131,6 +132,9 @@ def finalize_candidates(
     keys
         The keys of the α tables to finalize; the candidates of the others are dropped. All by
         default.
+    scores
+        Numbers to select by in place of |α|, such as `nni_petridish.core.select.gain_score`
+        returns: one for each candidate in the order of its table, by key.
 
     Returns
     -------
@@ -145,7 +149,8 @@ def finalize_candidates(
     if not tables:
         raise GrowthError("no candidates are attached: call attach_candidates first.")
     _check_finite(tables)
-    chosen = _choose(net, {key: tables[key] for key in _known_keys(tables, keys)}, i_max)
+    wanted = {key: tables[key] for key in _known_keys(tables, keys)}
+    chosen = _choose(net, wanted, i_max, _scores(wanted, scores))
     additions: dict[str, Learner] = {
         key: tuple(tables[key].shortcuts[i] for i in indices) for key, indices in chosen.items()
     }
@@ -281,16 +286,35 @@ def _pools(net: nn.Module) -> dict[str, list[str]]:
     return {key: members[pool] for key, pool in pool_of.items()}
 
 
-def _choose(net: nn.Module, tables: dict[str, AlphaTable], i_max: int) -> dict[str, list[int]]:
+def _scores(
+    tables: dict[str, AlphaTable], scores: Mapping[str, Sequence[float]] | None
+) -> dict[str, Tensor]:
+    """Return the score of every candidate: |α| unless others are given."""
+    if scores is None:
+        return {key: table.alpha.detach().abs() for key, table in tables.items()}
+    for key, table in tables.items():
+        if len(scores.get(key, ())) != len(table.shortcuts):
+            raise GrowthError(
+                f"scores must have {len(table.shortcuts)} numbers for {key!r} but got"
+                f" {len(scores.get(key, ()))}."
+            )
+        if not all(map(math.isfinite, scores[key])):
+            raise GrowthError(f"scores of {key!r} must be finite but got {list(scores[key])}.")
+    return {key: torch.tensor(scores[key], dtype=torch.float64) for key in tables}
+
+
+def _choose(
+    net: nn.Module, tables: dict[str, AlphaTable], i_max: int, scores: dict[str, Tensor]
+) -> dict[str, list[int]]:
     """Return the indices of the candidates to keep, by key of the α table."""
     room = {site.key: site.room() for site in sites(net)}
     chosen = {}
-    for key, table in tables.items():
+    for key in tables:
         most = room[key]
-        chosen[key] = table.top(i_max if most is None else min(i_max, most))
+        chosen[key] = largest_first(scores[key])[: i_max if most is None else min(i_max, most)]
     for pool in _pools(net).values():
         rivals = [key for key in pool if key in chosen]
-        largest = {key: float(tables[key].alpha.detach()[chosen[key][0]].abs()) for key in rivals}
+        largest = {key: float(scores[key][chosen[key][0]]) for key in rivals}
         for key in sorted(rivals, key=lambda key: -largest[key])[i_max:]:
             del chosen[key]
     return chosen

@@ -1,0 +1,121 @@
+"""Named scores of candidates, by which finalizing can select (Algorithm 2 selects by |α|).
+
+A score returns one number for each candidate of every α table, the larger the better. Pass its
+result to ``finalize_candidates(net, scores=...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nni_petridish.core.alpha_table import AlphaTable
+from nni_petridish.core.grow import sites
+from nni_petridish.core.modes import evaluation_mode
+from nni_petridish.core.weak_learner import Candidates
+from nni_petridish.errors import ConfigError, GrowthError
+
+Losses = Callable[[nn.Module], Iterable[Tensor]]
+"""A function that returns parts of the loss, one for each batch, with L as their sum."""
+Scores = Mapping[str, Sequence[float]]
+"""The numbers of the candidates in the order of each α table, by its key."""
+Score = Callable[[nn.Module, Losses], dict[str, list[float]]]
+
+
+def alpha_score(net: nn.Module, losses: Losses) -> dict[str, list[float]]:
+    """Return |α| of every candidate, the paper's score; ``losses`` is not used."""
+    return {key: table.alpha.detach().abs().tolist() for key, table in _tables(net).items()}
+
+
+def random_score(net: nn.Module, losses: Losses) -> dict[str, list[float]]:
+    """Return a number drawn from torch's default generator: the control for any other score."""
+    return {key: torch.rand(len(table.shortcuts)).tolist() for key, table in _tables(net).items()}
+
+
+def gain_score(net: nn.Module, losses: Losses) -> dict[str, list[float]]:
+    """Return the gain B²/U of every candidate û on held-out batches.
+
+    With g = ∇_{x_k} L, B = ⟨−g, û⟩ and U = ⟨û, û⟩, each summed over all sites of the table, B²/U is
+    what a least-squares step along û removes of the residual −g: the criterion of forward
+    regression. It does not depend on the scale of û or on α, and compares sites of different
+    resolution.
+
+    Parameters
+    ----------
+    net
+        A network with candidates attached, in isolated weak learning. It does not change.
+    losses
+        Returns parts of the loss on held-out batches.
+    """
+    tables = _tables(net)
+    sums = {key: torch.zeros(2, len(t.shortcuts), dtype=torch.float64) for key, t in tables.items()}
+    passed: list[tuple[str, Tensor, list[Tensor]]] = []
+    handles = [
+        site.weak_learner.register_forward_hook(_observer(site.key, passed))
+        for site in sites(net)
+        if site.weak_learner is not None
+    ]
+    try:
+        with evaluation_mode(net):
+            for loss in losses(net):
+                outputs = [x_k for _, x_k, _ in passed]
+                # Unused: outputs of a batch whose loss comes later.
+                gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
+                for (key, _, candidates), g in zip(passed, gradients, strict=True):
+                    if g is not None:
+                        sums[key] += _products(g, candidates)
+                passed[:] = [one for one, g in zip(passed, gradients, strict=True) if g is None]
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {key: _gains(key, *pair) for key, pair in sums.items()}
+
+
+SCORES: dict[str, Score] = {"alpha": alpha_score, "gain": gain_score, "random": random_score}
+"""The scores by name."""
+
+
+def score_named(name: str) -> Score:
+    """Return the score with this name."""
+    if name not in SCORES:
+        raise ConfigError(f"score must be one of {', '.join(SCORES)} but got {name!r}.")
+    return SCORES[name]
+
+
+def _tables(net: nn.Module) -> dict[str, AlphaTable]:
+    tables = {site.key: site.weak_learner.table for site in sites(net) if site.weak_learner}
+    if not tables:
+        raise GrowthError("no candidates are attached: call attach_candidates first.")
+    return tables
+
+
+def _observer(
+    key: str, passed: list[tuple[str, Tensor, list[Tensor]]]
+) -> Callable[[Candidates, Any, Tensor], None]:
+    """Return a forward hook that keeps x_k + sf(x_c), whose gradient is g, and every û."""
+
+    def observe(module: Candidates, arguments: Any, x_k: Tensor) -> None:
+        with torch.no_grad():
+            passed.append((key, x_k, [op(z) for op, z in module.ops_with_inputs(arguments[1])]))
+
+    return observe
+
+
+def _products(g: Tensor, candidates: Sequence[Tensor]) -> Tensor:
+    """Return ⟨−g, û⟩ and ⟨û, û⟩ of every candidate, shape (2, candidates)."""
+    g = g.detach()
+    pairs = [torch.stack([-(g * u).sum(), (u * u).sum()]) for u in candidates]
+    return torch.stack(pairs, dim=1).to("cpu", torch.float64)
+
+
+def _gains(key: str, correlations: Tensor, norms: Tensor) -> list[float]:
+    if not norms.any():
+        raise GrowthError(
+            f"the gain of {key!r} is unknown: its candidates do not run in evaluation, or there"
+            " are no held-out batches."
+        )
+    gains = torch.where(norms > 0, correlations.square() / norms, torch.zeros_like(norms))
+    return [float(gain) for gain in gains]

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nni_petridish import attach_candidates, finalize_candidates, sites
+from nni_petridish.core.select import SCORES, alpha_score, gain_score, score_named
+from nni_petridish.errors import ConfigError, GrowthError
+from search_spaces.linear import LinearSpace
+from tests.support.networks import batch, small_space, train
+
+
+def linear_problem() -> tuple[nn.Module, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 4, generator=generator).double() * torch.tensor([1.0, 1.0, 30.0, 0.1])
+    y = 2 * x[:, 0] + 9 * x[:, 3] + torch.randn(50, generator=generator).double()
+    space = LinearSpace(4)  # not standardized: the scale of a feature must not matter
+    return attach_candidates(space.build(space.seed()), l1=0.0), x, y
+
+
+def test_the_gain_is_the_criterion_of_forward_regression() -> None:
+    net, x, y = linear_problem()
+
+    def losses(net: nn.Module) -> list[Tensor]:
+        return [(net(x[i : i + 10]) - y[i : i + 10]).square().sum() / 2 for i in range(0, 50, 10)]
+
+    expected = (x.T @ y).square() / x.square().sum(0)  # the intercept, the residual's mean, is 0
+    assert gain_score(net, losses)["prediction"] == pytest.approx(expected.tolist())
+
+
+def test_the_gain_of_a_shared_table_sums_over_its_sites_and_changes_nothing() -> None:
+    torch.manual_seed(0)
+    space = small_space()
+    net = attach_candidates(space.build(space.seed()))
+    images, labels = batch(space, 8)
+    train(net, images, labels, steps=2)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+
+    def losses(net: nn.Module) -> list[Tensor]:
+        return [F.cross_entropy(net(images), labels, reduction="sum")]
+
+    found = gain_score(net, losses)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    # Independently: B is minus the gradient of α, U a sum over the outputs of the ops.
+    norms = {site.key: torch.zeros(len(site.weak_learner.ops)) for site in sites(net)}
+
+    def hook(key: str, i: int) -> Callable[..., None]:
+        def add(module: nn.Module, z: tuple[Tensor], u: Tensor) -> None:
+            norms[key][i] += u.detach().square().sum()
+
+        return add
+
+    handles = [
+        op.register_forward_hook(hook(site.key, i))
+        for site in sites(net)
+        for i, op in enumerate(site.weak_learner.ops)
+    ]
+    net.eval()
+    tables = {site.key: site.weak_learner.table for site in sites(net)}
+    for table in tables.values():
+        table.l1_came_with_loss = True
+    slopes = torch.autograd.grad(losses(net)[0], [t.alpha for t in tables.values()])
+    for handle in handles:
+        handle.remove()
+    for (key, _), slope in zip(tables.items(), slopes, strict=True):
+        expected = slope.square() / norms[key]
+        assert found[key] == pytest.approx(expected.tolist(), rel=1e-3)
+
+
+def test_scores_replace_alpha_in_the_selection() -> None:
+    net, _, _ = linear_problem()
+    assert alpha_score(net, lambda net: []) == {"prediction": [0.25] * 4}
+    scores = {"prediction": [0.0, 3.0, -1.0, 5.0]}
+    assert finalize_candidates(net, i_max=2, scores=scores).features == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ({}, "scores must have 4 numbers for 'prediction' but got 0."),
+        ({"prediction": [1.0, float("nan"), 0.0, 0.0]}, "scores of 'prediction' must be finite"),
+    ],
+)
+def test_unusable_scores_are_refused(scores: dict[str, list[float]], message: str) -> None:
+    net, _, _ = linear_problem()
+    with pytest.raises(GrowthError, match=message):
+        finalize_candidates(net, scores=scores)
+
+
+def test_scores_have_names_and_need_candidates() -> None:
+    net, _, _ = linear_problem()
+    assert len(SCORES["random"](net, lambda net: [])["prediction"]) == 4
+    assert score_named("gain") is gain_score
+    with pytest.raises(ConfigError, match="score must be one of alpha, gain, random but got 'b'"):
+        score_named("b")
+    with pytest.raises(GrowthError, match="the gain of 'prediction' is unknown"):
+        gain_score(net, lambda net: [])
+    space = LinearSpace(4)
+    with pytest.raises(GrowthError, match="no candidates are attached"):
+        alpha_score(space.build(space.seed()), lambda net: [])
