@@ -11,11 +11,9 @@ import base64
 import json
 import logging
 import os
-import re
 import sys
 import threading
 import time
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from nni.tuner import Tuner
 
 from nni_petridish.errors import GalleryError, PetridishError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.nni_adapter.manager import end_experiment, from_nni_space, show_space
 from nni_petridish.nni_adapter.trial import parameters_of
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator
@@ -56,6 +55,8 @@ class PetridishTuner(Tuner):
         self._mutex = threading.RLock()
         self._finished = False
         self._ended = False
+        self._search_space: dict[str, Any] = {}
+        self._is_shown = False
         self._manager = find_manager()
 
     # Methods that NNI calls.
@@ -63,7 +64,8 @@ class PetridishTuner(Tuner):
     def update_search_space(self, search_space: dict[str, Any]) -> None:
         """Start the search; this is NNI's first call."""
         if self._coordinator is not None:
-            _log.warning("the search space of a running search cannot change: ignored.")
+            if from_nni_space(search_space) != self._search_space:
+                _log.warning("the search space of a running search cannot change: ignored.")
             return
         with _or_exit():
             self._start(search_space)
@@ -109,7 +111,9 @@ class PetridishTuner(Tuner):
     # Implementation.
 
     def _start(self, search_space: dict[str, Any]) -> None:
-        self._config = self._read_config(search_space)
+        # After a resume NNI sends the space as `show_space` has given it.
+        self._search_space = from_nni_space(search_space)
+        self._config = self._read_config(self._search_space)
         gallery = self._config.open_gallery()
         self._watch = HeartbeatWatch(gallery)
         self._coordinator = self._claim(gallery)
@@ -180,6 +184,8 @@ class PetridishTuner(Tuner):
                     _log.error("nni_petridish: the NNI manager is gone; its tuner ends.")
                     os._exit(1)  # releases the gallery
                 self._pump()
+                if not self._is_shown:
+                    self._is_shown = show_space(self._search_space)
                 if self._finished and not self._ended:
                     self._ended = end_experiment()
             except Exception:
@@ -224,33 +230,3 @@ def _is_manager(process: psutil.Process) -> bool:
         return any("nni_node" in word for word in process.cmdline())
     except psutil.Error:  # of another user, or gone by now
         return False
-
-
-def end_experiment() -> bool:
-    """Make the manager end the experiment once its trials are done.
-
-    NNI has no command for it, so the largest number of trials is lowered to the present number. For
-    an experiment without trials, which NNI would not resume, the duration is lowered instead.
-    """
-    channel = os.environ.get("NNI_TUNER_COMMAND_CHANNEL", "")
-    match = re.fullmatch(r"ws://([^/]+)(/.*)?/tuner", channel)
-    if match is None:
-        return True
-    url = f"http://{match[1]}{match[2] or ''}/api/v1/nni"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"{url}/experiment", timeout=10) as answer:
-        profile = json.load(answer)
-    with opener.open(f"{url}/trial-jobs", timeout=10) as answer:
-        trials = len(json.load(answer))
-    if trials:
-        limit, profile["params"]["maxTrialNumber"] = "MAX_TRIAL_NUM", trials
-    else:
-        limit, profile["params"]["maxExperimentDuration"] = "MAX_EXEC_DURATION", "1s"
-    request = urllib.request.Request(
-        f"{url}/experiment?update_type={limit}",
-        json.dumps(profile).encode(),
-        {"Content-Type": "application/json"},
-        method="PUT",
-    )
-    with opener.open(request, timeout=10):
-        return True
