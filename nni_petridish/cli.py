@@ -19,6 +19,8 @@ from nni_petridish.studies.ablations.cli import add_ablate_command
 from nni_petridish.studies.commands import read_config
 from nni_petridish.studies.tuning.cli import add_tune_command
 
+_LONGEST_LINE = 2000
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; an error of the user is printed in one line."""
@@ -30,11 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result: int = options.command(options)
     except PetridishError as error:
         if os.environ.get("RANK", "0") == "0":  # of torchrun's processes, the first one speaks
-            print(f"nni-petridish: {error}", file=sys.stderr)
+            print(f"nni-petridish: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     return result
+
+
+def _one_line(text: str) -> str:
+    """Return a text without line breaks and control characters, which a file's name may have."""
+    shown = "".join(char if char.isprintable() else " " for char in text)
+    return shown if len(shown) <= _LONGEST_LINE else f"{shown[: _LONGEST_LINE - 3]}..."
 
 
 def _parser() -> argparse.ArgumentParser:

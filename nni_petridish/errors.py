@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 
+def show(value: object, length: int = 200) -> str:
+    """Return the repr of a value for an error message, cut to a length."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more than 4300 digits
+        text = "a number with thousands of digits"
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
 class PetridishError(Exception):
     """Base of every error raised on purpose by this package; its text is one clear line."""
 

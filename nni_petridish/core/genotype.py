@@ -16,11 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from nni_petridish import errors
 from nni_petridish.core.diagram import CellDiagram, diagrams_of_learners
 from nni_petridish.errors import GenotypeError
+from nni_petridish.reading import parse_json
 from nni_petridish.registry import genotype_homes
 
 VERSION = 1
+
+MAX_BYTES = 2**20
+MAX_LEARNERS = 1000
+"""Weak learners of one α table, and shortcuts of one weak learner; real ones have some ten."""
 
 #: The forms of op_merge, which merges the shortcuts of a weak learner into one tensor (B.3).
 MERGES = ("concat_project", "weighted_sum")
@@ -80,7 +86,9 @@ class Genotype(ABC):
             If anything is wrong, with its place.
         """
         try:
-            data = json.loads(text)
+            if len(text) > MAX_BYTES:
+                raise GenotypeError(f"genotype: must have at most {MAX_BYTES:,} bytes.")
+            data = parse_json(text)
         except (TypeError, ValueError) as error:
             raise GenotypeError(f"genotype: not JSON ({error}).") from None
         return cls.from_dict(data)
@@ -251,6 +259,10 @@ def check_learners(
     listed = as_list(learners)
     if listed is None:
         raise GenotypeError(f"{place}: must be a list of learners but got {show(learners)}.")
+    if len(listed) > MAX_LEARNERS:
+        raise GenotypeError(
+            f"{place}: must have at most {MAX_LEARNERS} learners but has {len(listed)}."
+        )
     known = [(*sources, *map(learner_name, range(i))) for i in range(len(listed))]
     return tuple(
         _check_learner(f"{place}[{i}]", item, known[i], ops) for i, item in enumerate(listed)
@@ -264,6 +276,10 @@ def _check_learner(
     if not listed:
         raise GenotypeError(
             f"{place}: must be a list of at least one [source, op] but got {show(learner)}."
+        )
+    if len(listed) > MAX_LEARNERS:
+        raise GenotypeError(
+            f"{place}: must have at most {MAX_LEARNERS} shortcuts but has {len(listed)}."
         )
     return tuple(
         _check_shortcut(f"{place}[{i}]", item, sources, ops) for i, item in enumerate(listed)
@@ -299,8 +315,7 @@ def one_of(names: Sequence[str] | Mapping[str, Any]) -> str:
 
 def show(value: object) -> str:
     """Return the repr of a value for an error message, cut to 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return errors.show(value, 60)
 
 
 def check_merge(merge: object) -> None:

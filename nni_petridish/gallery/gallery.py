@@ -43,6 +43,7 @@ from nni_petridish.gallery.model_files import (
     read_checksums,
     read_files,
 )
+from nni_petridish.reading import read_json
 from nni_petridish.search.events import Event, model_event, quarantine_event
 from nni_petridish.search.records import Growth, Outcome, growth_number
 
@@ -349,7 +350,7 @@ def _description(space: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
 def _read_description(folder: Path) -> dict[str, Any] | None:
     path = folder / "gallery.json"
     try:
-        description = json.loads(path.read_bytes())
+        description = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -20,9 +20,12 @@ from pathlib import Path
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.files import sync_folder
 from nni_petridish.gallery.locks import file_lock
+from nni_petridish.reading import open_regular, parse_json
 from nni_petridish.search.events import Event
 
 _log = logging.getLogger(__name__)
+# A link in the place of the journal would lead out of the gallery.
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"}$')
 
 
@@ -84,7 +87,7 @@ class Journal:
     def _write(self, data: bytes) -> None:
         is_new = not self.path.exists()
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            descriptor = os.open(self.path, _FLAGS, 0o666)
             try:
                 size = os.fstat(descriptor).st_size
                 if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -105,7 +108,7 @@ class Journal:
             with file_lock(self._lock):
                 return self._complete_lines()
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     raise GalleryError(f"{self.path} has become shorter; it must only ever grow.")
                 file.seek(self._offset)
@@ -138,5 +141,8 @@ def decode(line: bytes) -> Event | None:
     body = line[: found.start()] + b"}"
     if int(found[1], 16) != zlib.crc32(body):
         return None
-    event = json.loads(body)
+    try:
+        event = parse_json(body)
+    except ValueError:
+        return None
     return event if isinstance(event, dict) else None

@@ -115,7 +115,9 @@ os.register_at_fork(after_in_child=_new_thread_lock)
 
 def _open_lock(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # The holder writes its name into the file: a link could lead out of the gallery.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(path, flags, 0o666)
     except OSError as error:
         raise GalleryError(f"Cannot open {path}: {error.strerror}.") from error
 

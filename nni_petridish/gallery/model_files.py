@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import DamagedModelError, GalleryError, SearchError
 from nni_petridish.gallery.files import to_json
+from nni_petridish.reading import parse_json, read_regular, refuse_large_header
 from nni_petridish.search.records import plain
 
 if TYPE_CHECKING:
@@ -59,15 +59,16 @@ def decode_weights(id: str, data: bytes) -> dict[str, Tensor]:
     from safetensors.torch import load
 
     try:
+        refuse_large_header(data)
         return dict(load(data))
-    except SafetensorError as error:
+    except (SafetensorError, ValueError) as error:
         raise DamagedModelError(f"The weights of model {id} are damaged: {error}.") from error
 
 
 def decode_documents(id: str, files: Mapping[str, bytes]) -> dict[str, Any]:
     """Decode the documents of a model, by name."""
     try:
-        return {name.removesuffix(".json"): json.loads(data) for name, data in files.items()}
+        return {name.removesuffix(".json"): parse_json(data) for name, data in files.items()}
     except ValueError as error:
         raise DamagedModelError(f"A document of model {id} is damaged: {error}.") from error
 
@@ -86,7 +87,7 @@ def read_files(folder: Path, with_weights: bool) -> dict[str, bytes]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError as error:
         raise DamagedModelError(f"{path} is missing.") from error
     except OSError as error:
@@ -97,7 +98,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
     """Read the checksums of a model's files, by file name."""
     path = folder / CHECKSUMS
     try:
-        sums = json.loads(_read(path))
+        sums = parse_json(_read(path))
     except ValueError:
         sums = None
     if not isinstance(sums, dict) or WEIGHTS not in sums or any("/" in name for name in sums):

@@ -17,6 +17,7 @@ from nni_petridish.gallery.files import write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.model_files import contiguous_copies
 from nni_petridish.gallery.select import open_search, select_model
+from nni_petridish.reading import as_mapping, parse_json, refuse_large_header
 from nni_petridish.registry import Kind, kind_names, kind_of
 
 if TYPE_CHECKING:
@@ -143,14 +144,16 @@ def read_header(path: Path) -> tuple[dict[str, Any], str | None]:
     """Return ``space``, ``genotype`` and ``facts`` of a file, and its checksum, without torch."""
     from safetensors import safe_open
 
-    with _readable(path), safe_open(str(path), framework="numpy") as file:
-        metadata = file.metadata() or {}
+    with _readable(path):
+        refuse_large_header(path)
+        with safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
     if _KEY not in metadata:
         raise GalleryError(f"{path} was not written by nni-petridish export.")
     try:
-        header = json.loads(metadata[_KEY])
-    except ValueError:
-        raise DamagedModelError(f"{path} is damaged: its header is not JSON.") from None
+        header = as_mapping(parse_json(metadata[_KEY]))
+    except ValueError as error:
+        raise DamagedModelError(f"{path} is damaged: its header is not JSON ({error}).") from None
     if header.get("version") != _VERSION:
         raise GalleryError(f"{path} must have version {_VERSION} but has {header.get('version')}.")
     return header, metadata.get("sha256")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError
+from nni_petridish.reading import parse_yaml
 from nni_petridish.registry import kind_of, measure_of
 from nni_petridish.results.selection_options import add_selection, is_selected, selected
 from nni_petridish.running.commands import ReadConfig, add_config
@@ -282,4 +283,9 @@ def _read_change(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"--set must be KEY=VALUE but got {text!r}.")
-    return key, yaml.safe_load(value)
+    try:
+        return key, parse_yaml(value)
+    except yaml.YAMLError:
+        raise ConfigError(
+            f"--set must be KEY=VALUE, the value in YAML, but got {text!r}."
+        ) from None

@@ -7,7 +7,6 @@ data are read, without importing torch or nni.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -18,6 +17,7 @@ from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.search_gallery import check_gallery, open_gallery
+from nni_petridish.reading import MAX_YAML_BYTES, parse_yaml, read_json, read_regular
 from nni_petridish.registry import ARGUMENTS, DEFAULT_KIND, kind_of
 from nni_petridish.running.process import per_machine
 from nni_petridish.running.schema import check, outline, search_part
@@ -179,8 +179,10 @@ class SearchConfig:
         """Read the configuration that `open_gallery` stored."""
         path = gallery.folder / CONFIG_FILE
         try:
-            return cls.from_dict(json.loads(path.read_bytes()))
-        except (PetridishError, OSError, ValueError, KeyError, TypeError) as error:
+            return cls.from_dict(read_json(path))
+        except OSError as error:
+            raise GalleryError(f"{path} cannot be read: {error.strerror}.") from None
+        except (PetridishError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise GalleryError(f"{path} cannot be read: {error}.") from None
 
 
@@ -201,7 +203,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = parse_yaml(read_regular(path, MAX_YAML_BYTES).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise ConfigError(f"{path} cannot be read: {reason}.") from None

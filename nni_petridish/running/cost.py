@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from nni_petridish.errors import ConfigError, Interrupted, TrainingError
 from nni_petridish.gallery.files import write_file
 from nni_petridish.kernels.cache import cache_folder, make_cache_folder
+from nni_petridish.reading import read_json
 from nni_petridish.registry import kind_of
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.process import cores
@@ -195,7 +196,7 @@ def _remember(config: SearchConfig, cost: Cost) -> None:
 
 def _read_store() -> dict[str, Any]:
     try:
-        found = json.loads(_store().read_bytes())
+        found = read_json(_store())
     except (OSError, ValueError, RuntimeError):  # RuntimeError: no home
         return {}
     return found if isinstance(found, dict) else {}

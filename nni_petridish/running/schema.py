@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import ConfigError, show
 from nni_petridish.registry import Kind, kind_of
 from nni_petridish.search.constraints import (
     Count,
@@ -34,7 +34,7 @@ from nni_petridish.search.constraints import (
     Meaning,
     allows,
     annotations_of,
-    describe,
+    complaint,
     yaml_hint,
 )
 from nni_petridish.search.ranges import RANGED, Range
@@ -75,11 +75,13 @@ class Part(BaseModel):
     @classmethod
     def _check_keys(cls, given: object) -> object:
         if not isinstance(given, Mapping):
-            raise _error(f" must be a mapping but got {given!r}.")
+            raise _error(f" must be a mapping but got {show(given)}.")
         for key, value in given.items():
             if key not in cls.model_fields:
                 allowed = ", ".join(cls.model_fields)
-                raise _error(f".{key} is not a known key (value {value!r}); allowed are {allowed}.")
+                raise _error(
+                    f".{key} is not a known key (value {show(value)}); allowed are {allowed}."
+                )
         for key, field in cls.model_fields.items():
             if field.is_required() and key not in given:
                 meaning = f": {field.description}" if field.description else "."
@@ -146,7 +148,7 @@ def value_of(annotation: Any) -> Any:
 
     def validate(value: object, _: object) -> object:
         if not allows(annotation, value):
-            message = f" must be {describe(annotation)} but got {value!r}."
+            message = f" {complaint(annotation, value)}"
             raise _error(message + yaml_hint(message))
         return value
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_h
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from nni_petridish.errors import ConfigError, GalleryError, PetridishError
+from nni_petridish.errors import ConfigError, GalleryError, PetridishError, show
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,13 @@ class Infinite:
     """The number may be infinite, for instance a limit that is switched off."""
 
 
+LARGEST = 1e18
+"""Larger whole numbers fit neither 64 bits nor, exactly, a float."""
 Folder = Annotated[str, Meaning("the name of a folder")]
 Device = Annotated[str, OneOf(("auto", "cpu", "cuda"))]
 Count = Annotated[int, Ge(1)]
+Width = Annotated[int, Ge(1), Le(100_000)]
+Depth = Annotated[int, Ge(1), Le(1000)]
 Share = Annotated[float, Ge(0), Lt(1)]
 
 
@@ -75,7 +79,17 @@ def check_value(place: str, value: object, annotation: Any) -> None:
     >>> check_value("filters", 8, Count)
     """
     if not allows(annotation, value):
-        raise ConfigError(f"{place} must be {describe(annotation)} but got {value!r}.")
+        raise ConfigError(f"{place} {complaint(annotation, value)}")
+
+
+def complaint(annotation: Any, value: object) -> str:
+    """Return the end of an error message about a value that an annotation does not allow.
+
+    >>> complaint(Count, 0)
+    'must be a whole number of at least 1 but got 0.'
+    """
+    reason = f" (beyond ±{LARGEST:.0e})" if _is_huge(value) else ""
+    return f"must be {describe(annotation)} but got {show(value)}{reason}."
 
 
 @cache
@@ -156,7 +170,7 @@ def refuse_unknown(found: Mapping[str, Any], known: Sequence[str], place: str) -
         if key not in known:
             allowed = ", ".join(known)
             raise ConfigError(
-                f"{place}.{key} is not a known key (value {value!r}); allowed are {allowed}."
+                f"{place}.{key} is not a known key (value {show(value)}); allowed are {allowed}."
             )
 
 
@@ -203,11 +217,16 @@ def _is_union(kind: Any) -> bool:
 def _is_number(value: Any, kind: type, constraints: Iterable[Any]) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
         return False
-    # isnan and isinf raise an error for integers too large for a float.
+    if _is_huge(value):
+        return False
     may_be_infinite = any(isinstance(c, Infinite) for c in constraints)
     if isinstance(value, float) and (math.isnan(value) or math.isinf(value) > may_be_infinite):
         return False
     return all(_is_within(value, constraint) for constraint in constraints)
+
+
+def _is_huge(value: object) -> bool:
+    return isinstance(value, int) and abs(value) > LARGEST
 
 
 def _is_within(value: Any, constraint: Any) -> bool:

@@ -7,11 +7,12 @@ parameters, and outcomes come back as metrics.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from nni_petridish.errors import SearchError
+from nni_petridish.errors import SearchError, show
 
 FULL = "full"
 """The metric of a model that marks that it has reached the limits of its space."""
@@ -49,7 +50,21 @@ class Growth:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Growth:
         """Read the result of `to_dict`; other keys are ignored."""
-        return cls(**_known(data, _GROWTH_FIELDS, "growth"))
+        growth = cls(**_known(data, _GROWTH_FIELDS, "growth"))
+        growth._check()
+        return growth
+
+    def _check(self) -> None:
+        """Raise a SearchError unless all values are possible; lineages without an end are not."""
+        number, parent = growth_number(self.id), self.parent
+        wholes = {"seed": (self.seed, 0), "i_max": (self.i_max, 1), "attempt": (self.attempt, 1)}
+        for name, (value, least) in wholes.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise SearchError(f"{name} of {self.id} must be at least {least}: {show(value)}.")
+        if isinstance(self.l1, bool) or not isinstance(self.l1, int | float):
+            raise SearchError(f"l1 of {self.id} must be a number but got {show(self.l1)}.")
+        if parent is not None and growth_number(parent) >= number:
+            raise SearchError(f"The parent of {self.id} must be older but is {parent}.")
 
 
 @dataclass(frozen=True)
@@ -81,7 +96,7 @@ class Outcome:
         try:
             error = math.nan if self.error is None else float(self.error)
             sizes = {name: int(getattr(self, name)) for name in _SIZES}
-        except (TypeError, ValueError) as problem:
+        except (TypeError, ValueError, OverflowError) as problem:
             raise SearchError(f"The outcome of {self.id} needs numbers: {problem}.") from problem
         # JSON has neither infinity nor NaN, and the hull ignores both.
         object.__setattr__(self, "error", error if math.isfinite(error) else math.nan)
@@ -89,6 +104,8 @@ class Outcome:
             if value < 0:
                 raise SearchError(f"{name} of {self.id} must be at least 0 but got {value}.")
             object.__setattr__(self, name, value)
+        if not isinstance(self.metrics, Mapping):
+            raise SearchError(f"The metrics of {self.id} must be a mapping: {show(self.metrics)}.")
         object.__setattr__(self, "metrics", plain(self.metrics))
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,7 +116,9 @@ class Outcome:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """Read the result of `to_dict`; other keys are ignored."""
-        return cls(**_known(data, _OUTCOME_FIELDS, "outcome"))
+        outcome = cls(**_known(data, _OUTCOME_FIELDS, "outcome"))
+        growth_number(outcome.id)
+        return outcome
 
 
 @dataclass(frozen=True)
@@ -164,8 +183,8 @@ def growth_number(id: str) -> int:
     >>> growth_number("g00007")
     7
     """
-    if not (isinstance(id, str) and id[:1] == "g" and id[1:].isascii() and id[1:].isdigit()):
-        raise SearchError(f"A growth is named like 'g00007' but got {id!r}.")
+    if not (isinstance(id, str) and re.fullmatch(r"g[0-9]{1,15}", id)):
+        raise SearchError(f"A growth is named like 'g00007' but got {show(id)}.")
     return int(id[1:])
 
 
@@ -186,13 +205,15 @@ def plain(value: Any) -> Any:
     # Scalars of NumPy and torch.
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return plain(value.item())
-    raise SearchError(f"Expected numbers, strings, lists and mappings but got {value!r}.")
+    raise SearchError(f"Expected numbers, strings, lists and mappings but got {show(value)}.")
 
 
 def _known(data: Mapping[str, Any], names: tuple[str, ...], what: str) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise SearchError(f"The {what} must be a mapping but is {show(data)}.")
     missing = [name for name in names if name not in data]
     if missing:
-        raise SearchError(f"The {what} lacks {', '.join(missing)}: {dict(data)!r}.")
+        raise SearchError(f"The {what} lacks {', '.join(missing)}: {show(dict(data))}.")
     return {name: data[name] for name in names}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nni_petridish.errors import SearchError
+from nni_petridish.errors import SearchError, show
 from nni_petridish.search.events import Event
 from nni_petridish.search.hull import Hull
 from nni_petridish.search.records import Growth, ModelRecord, Outcome, growth_id, growth_number
@@ -134,8 +134,8 @@ class SearchState:
             id = event["id"]
             facts = self._facts.get(id) or self._first_seen(id)
             change(facts, event)
-        except (KeyError, TypeError) as error:
-            raise SearchError(f"Not an event of a search ({error!r}): {event!r}.") from error
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise SearchError(f"Not an event of a search ({error!r}): {show(event)}.") from error
         self._update(id, facts)
 
     def _changes(self) -> dict[str, Callable[[GrowthFacts, Event], None]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nni_petridish.errors import TrainingError
 from nni_petridish.gallery.files import remove_leftovers, write_file
+from nni_petridish.reading import parse_json, refuse_large_header
 
 FILE = "checkpoint.safetensors"
 
@@ -61,8 +62,9 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | 
         return None
     remove_leftovers(folder, max_age=3600)  # of a process killed while it wrote
     try:
+        refuse_large_header(path)
         with safe_open(str(path), framework="pt") as file:
-            facts = json.loads(file.metadata()["facts"])
+            facts = parse_json(file.metadata()["facts"])
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except Exception as error:  # safetensors raises its own untyped errors
         raise TrainingError(

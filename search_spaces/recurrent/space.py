@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, GenotypeError
-from nni_petridish.search.constraints import Count, OneOf, check_fields
+from nni_petridish.search.constraints import Count, Depth, OneOf, Width, check_fields
 from search_spaces.recurrent.genotype import ACTIVATIONS, RECURRENT_PRIMITIVES, RecurrentGenotype
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ class RecurrentSpace:
     """
 
     vocabulary: Count
-    embedding: Count = 850
-    hidden: Count | None = None
-    max_nodes: Count = 8
+    embedding: Width = 850
+    hidden: Width | None = None
+    max_nodes: Depth = 8
     ops: Sequence[Annotated[str, OneOf(RECURRENT_PRIMITIVES)]] = RECURRENT_PRIMITIVES
 
     name = "recurrent"

@@ -16,7 +16,7 @@ from annotated_types import MinLen
 
 from nni_petridish.core.genotype import MERGES, Genotype
 from nni_petridish.errors import ConfigError, GenotypeError
-from nni_petridish.search.constraints import Count, OneOf, check_fields
+from nni_petridish.search.constraints import Depth, OneOf, Width, check_fields
 from search_spaces.vision.genotype import MODES, VisionGenotype, macro_key
 from search_spaces.vision.op_registry import KNOWN_OPS, VISION_OPS
 
@@ -76,14 +76,14 @@ class VisionSpace:
     """
 
     image_shape: Sequence[int]
-    num_classes: Count
-    cells_per_stage: Count = 3
-    filters: Count = 16
+    num_classes: Width
+    cells_per_stage: Depth = 3
+    filters: Width = 16
     mode: Annotated[str, OneOf(MODES)] = "cell"
-    stages: Count = 3
+    stages: Depth = 3
     ops: Annotated[Sequence[Annotated[str, OneOf(KNOWN_OPS, is_open=True)]], MinLen(1)] = VISION_OPS
     merge: Annotated[str, OneOf(MERGES)] = "concat_project"
-    stem_multiplier: Count = 3
+    stem_multiplier: Depth = 3
     stem: Annotated[str, OneOf(STEMS)] = "plain"
 
     name = "vision"

@@ -169,7 +169,7 @@ BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no ops": ({"searchSpace.ops": []}, ["searchSpace.ops"]),
     "unknown mode": ({"searchSpace.mode": "meso"}, ["searchSpace.mode", "cell, macro", "'meso'"]),
     "unknown merge": ({"searchSpace.merge": "max"}, ["searchSpace.merge", "'max'"]),
-    "no filters": ({"searchSpace.filters": 0}, ["searchSpace.filters", "at least 1", "0"]),
+    "no filters": ({"searchSpace.filters": 0}, ["searchSpace.filters", "[1, 100000]", "0"]),
     "filters text": ({"searchSpace.filters": "many"}, ["searchSpace.filters", "'many'"]),
     "image too small": ({"searchSpace.stages": 6}, ["searchSpace.stages", "8x8", "6"]),
     "image shape is the data's": (

@@ -134,7 +134,7 @@ def test_networks_compute_in_channels_last_even_from_one_channel() -> None:
         ({"image_shape": (8, 8)}, "image_shape must be"),
         ({"image_shape": (0, 8, 8)}, "image_shape must be"),
         ({"image_shape": (1, 8.5, 8)}, "image_shape must be"),
-        ({"num_classes": 0}, "num_classes must be a whole number of at least 1 but got 0"),
+        ({"num_classes": 0}, "num_classes must be a whole number in [1, 100000] but got 0"),
         ({"filters": 1.5}, "filters must be"),
         ({"cells_per_stage": -1}, "cells_per_stage must be"),
         ({"stages": 5}, "stages must halve a 8x8 image at most 3 times but got 5 stages"),

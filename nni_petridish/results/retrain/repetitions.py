@@ -7,7 +7,6 @@ writes the files.
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.saved_model import SavedModel, write_model
+from nni_petridish.reading import as_mapping, read_json
 from nni_petridish.registry import Measure
 from nni_petridish.search.settings import check_number
 from nni_petridish.tasks.distributed import World, current_world
@@ -173,8 +173,8 @@ def _read_result(home: Path) -> Result | None:
 def _read_json(path: Path) -> dict[str, Any] | None:
     """Read a mapping; None if there is no file."""
     try:
-        return dict(json.loads(path.read_bytes()))
+        return as_mapping(read_json(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise GalleryError(f"{path} cannot be read: {error}.") from None

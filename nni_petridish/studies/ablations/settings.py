@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.errors import ConfigError, GalleryError
+from nni_petridish.reading import as_mapping, read_json
 from nni_petridish.registry import DEFAULT_KIND, Measure, kind_of
 from nni_petridish.running.config import DEFAULT_GALLERY, SearchConfig, read_experiment
 from nni_petridish.search.constraints import Folder, check_value, prefix, read_mapping, resolve
@@ -78,7 +79,7 @@ class AblationRun:
     def result(self) -> dict[str, Any] | None:
         """Return its result if it is finished."""
         try:
-            return dict(json.loads(self.file.read_bytes()))
+            return as_mapping(read_json(self.file))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -11,7 +11,15 @@ from annotated_types import Ge
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS, PERPLEXITY
-from nni_petridish.search.constraints import Count, Folder, OneOf, check_fields, prefix, resolve
+from nni_petridish.search.constraints import (
+    Count,
+    Folder,
+    OneOf,
+    Width,
+    check_fields,
+    prefix,
+    resolve,
+)
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.text import TEXT_NAMES, check_text, count_vocabulary
 from search_spaces.recurrent.space import RecurrentSpace
@@ -61,7 +69,7 @@ class TextRetrainingOptions:
         The first random seed.
     """
 
-    embedding: Count | None = None
+    embedding: Width | None = None
     epochs: Count | None = None
     seed: Annotated[int, Ge(0)] | None = None
 

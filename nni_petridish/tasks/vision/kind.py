@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.registry import ARGUMENTS, ERROR
-from nni_petridish.search.constraints import Count, Folder, OneOf, check_fields, prefix, resolve
+from nni_petridish.search.constraints import (
+    Count,
+    Depth,
+    Folder,
+    OneOf,
+    Width,
+    check_fields,
+    prefix,
+    resolve,
+)
 from nni_petridish.tasks.vision.data import DATA_NAMES, Description, check_data, describe
 from nni_petridish.tasks.vision.recipe import Recipe
 from search_spaces.vision.space import STEMS, VisionSpace
@@ -52,8 +61,8 @@ class DataOptions:
     validation: Count | None = None
     limit: Count | None = None
     seed: Annotated[int, Ge(0)] | None = None
-    image_size: Count | None = None
-    workers: Annotated[int, Ge(0)] | None = None
+    image_size: Annotated[int, Ge(1), Le(10_000)] | None = None
+    workers: Annotated[int, Ge(0), Le(1000)] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,8 +91,8 @@ class ImageRetrainingOptions:
         Other images than the search's: arguments of `load_data`.
     """
 
-    cells_per_stage: Count | None = None
-    filters: Count | None = None
+    cells_per_stage: Depth | None = None
+    filters: Width | None = None
     max_multiply_adds: float | str | None = None
     merge: Annotated[str, OneOf(MERGES)] | None = None
     stem: Annotated[str, OneOf(STEMS)] | None = None
