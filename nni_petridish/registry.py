@@ -103,7 +103,8 @@ PERPLEXITY = Measure("perplexity", is_share=False)
 class Kind(Protocol):
     """A module that knows one kind of space.
 
-    Only `load_task`, `data_facts`, `plain_network` and `make_retraining` may import torch.
+    Only `load_task`, `data_facts`, `plain_network`, `make_predictor` and `make_retraining` may
+    import torch.
     """
 
     MEASURE: Measure
@@ -182,11 +183,25 @@ class Kind(Protocol):
         ...
 
     def data_facts(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the facts of the data that a `SavedModel` keeps for its users."""
+        """Return the facts of the data that a `SavedModel` keeps; none if no data are at hand."""
+        ...
+
+    def make_predictor(self, net: Any, space: Mapping[str, Any], facts: Mapping[str, Any]) -> Any:
+        """Return a function that predicts from raw inputs, as users have them.
+
+        Parameters
+        ----------
+        net
+            The network.
+        space
+            All options of its space.
+        facts
+            The facts of its `SavedModel`.
+        """
         ...
 
     def plain_network(
-        self, net: Any, space: Mapping[str, Any], facts: Mapping[str, Any], pixels: bool
+        self, net: Any, space: Mapping[str, Any], facts: Mapping[str, Any], pixels: bool | None
     ) -> Any:
         """Return a network as a `nni_petridish.tasks.plain_network.PlainNetwork`.
 
@@ -199,7 +214,7 @@ class Kind(Protocol):
         facts
             The facts of its `SavedModel`.
         pixels
-            Whether it takes pixels from 0 to 255 and normalizes them itself.
+            Whether it takes raw pixels and normalizes them itself; None is the kind's default.
         """
         ...
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _KEY = "nni_petridish"
 _VERSION = 1
+FACTS = "facts"
+"""The document of a model with the facts of its data; models of earlier versions have none."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class SavedModel:
     weights
         The state dict of the network, without the auxiliary head.
     facts
-        Further facts as plain data: ``id``, ``error``, ``normalisation``, ... ``normalisation`` has
-        the ``mean`` and ``std`` of each channel, for pixels from 0 to 255.
+        Further facts as plain data: ``id``, ``error``, and those of its data. For images these are
+        ``normalisation`` (``mean`` and ``std`` of each channel, in units of the pixels),
+        ``pixel_range`` and ``classes``; for text, ``words``.
     """
 
     space: dict[str, Any]
@@ -50,7 +53,10 @@ class SavedModel:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
-        """Build the network with its weights, in eval mode and with ``facts`` as an attribute."""
+        """Build the network with its weights, in eval mode and with ``facts`` as an attribute.
+
+        Its attribute ``predict`` takes raw images or words, see `load_model`.
+        """
         net = _make_space(self.space).build(self.genotype)
         try:
             net.load_state_dict(self.weights)
@@ -58,6 +64,7 @@ class SavedModel:
             reason = str(error).splitlines()[-1].strip()
             raise GalleryError(f"The weights do not fit the genotype: {reason}") from None
         net.facts = self.facts
+        net.predict = _known_kind(self.space).make_predictor(net, self.space, self.facts)
         return net.eval()
 
 
@@ -76,10 +83,12 @@ def load_model(path: str | os.PathLike[str], id: str | None = None) -> nn.Module
     ::
 
         net = nni_petridish.load_model("galleries/digits")
-        logits = net(images)
+        labels = net.predict(images)  # raw pixels: (n, h, w) or (n, c, h, w)
+        names = net.predict(images, names=True)
+        logits = net(normalized_images)
 
-    ``net.facts["normalisation"]`` has the ``mean`` and ``std`` for the normalization of images, in
-    units of pixels from 0 to 255, if they are known.
+    A language model has ``net.predict("a text", count=3)``: the most probable next words.
+    ``net.facts`` has the facts of `SavedModel`.
     """
     path = Path(path)
     if path.is_dir():
@@ -106,6 +115,7 @@ def from_gallery(folder: Path, id: str | None = None) -> SavedModel:
         "multiply_adds": record.multiply_adds,
         "parameters": record.parameters,
         "data": gallery.settings.get("data"),
+        **(documents.get(FACTS) or _facts_of_data(gallery)),
     }
     return SavedModel(_full_space(gallery, weights), genotype, weights, facts)
 
@@ -192,6 +202,15 @@ def _full_space(gallery: Gallery, weights: Mapping[str, Tensor]) -> dict[str, An
         raise GalleryError(f"The weights are of another space: {error} is missing.") from None
     described: dict[str, Any] = _make_space(space).describe()
     return {"space": space["space"], **described}
+
+
+def _facts_of_data(gallery: Gallery) -> dict[str, Any]:
+    """Return the facts of the data of a search, for models of earlier versions, if it has them."""
+    try:
+        data = json.loads((gallery.folder / "config.json").read_bytes())["data"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return _known_kind(gallery.space).data_facts(data)
 
 
 def _digest(text: str, weights: Mapping[str, Tensor]) -> str:

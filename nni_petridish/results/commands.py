@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError
 from nni_petridish.reading import parse_yaml
-from nni_petridish.registry import kind_of, measure_of
+from nni_petridish.registry import measure_of
 from nni_petridish.results.selection_options import add_selection, is_selected, selected
 from nni_petridish.running.commands import ReadConfig, add_config
 
@@ -71,10 +71,18 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
         " NNI nor this package (default: state_dict)",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
-    parser.add_argument(
+    inputs = parser.add_mutually_exclusive_group()
+    inputs.add_argument(
         "--pixels",
         action="store_true",
-        help="onnx, torch_export: take pixels of 0 to 255 and normalize inside",
+        default=None,
+        help="onnx, torch_export: take raw pixels and normalize inside (default for images)",
+    )
+    inputs.add_argument(
+        "--normalized",
+        dest="pixels",
+        action="store_false",
+        help="onnx, torch_export: take images that are normalized already",
     )
 
 
@@ -187,20 +195,12 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _chosen_model(options: argparse.Namespace) -> SavedModel:
-    """Return the selected model of a gallery, with the facts of its data."""
-    from dataclasses import replace
-
+    """Return the selected model of a gallery."""
     from nni_petridish.gallery.saved_model import from_gallery
     from nni_petridish.gallery.select import open_search
-    from nni_petridish.running.config import SearchConfig
 
-    gallery, search = open_search(options.gallery)
-    model = from_gallery(options.gallery, selected(search, options).id)
-    if not (gallery.folder / "config.json").exists():
-        return model
-    config = SearchConfig.of_gallery(gallery)
-    facts = kind_of(config.space).data_facts(config.data)
-    return replace(model, facts={**model.facts, **facts})
+    _, search = open_search(options.gallery)
+    return from_gallery(options.gallery, selected(search, options).id)
 
 
 def _train(options: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 """Largest allowed difference between the outputs of an exported file and PyTorch's."""
 
 
-def export_model(model: SavedModel, path: Path, format: str, pixels: bool = False) -> None:
+def export_model(model: SavedModel, path: Path, format: str, pixels: bool | None = None) -> None:
     """Write a model for use elsewhere; the file is complete or not there.
 
     Parameters
@@ -39,8 +39,8 @@ def export_model(model: SavedModel, path: Path, format: str, pixels: bool = Fals
         ``torch.export.load``). The last two are run with another batch size and compared with
         PyTorch before they are kept.
     pixels
-        For ``onnx`` and ``torch_export``: put the normalization into the network, which then takes
-        pixels from 0 to 255.
+        For ``onnx`` and ``torch_export`` of images: whether the network takes raw pixels and
+        normalizes them itself (default), or takes normalized images.
     """
     if format not in FORMATS:
         raise ConfigError(f"format must be one of {', '.join(FORMATS)} but got {format!r}.")
@@ -49,7 +49,7 @@ def export_model(model: SavedModel, path: Path, format: str, pixels: bool = Fals
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is not a folder.")
     if format == "state_dict":
-        if pixels:
+        if pixels is not None:
             raise ConfigError("pixels is for onnx and torch_export; a state_dict has no inputs.")
         _or_one_line(path, lambda: write_model(model, path))
         return
@@ -59,7 +59,7 @@ def export_model(model: SavedModel, path: Path, format: str, pixels: bool = Fals
     # The last extension decides how some readers read it.
     temporary = temporary_name(path).with_suffix(path.suffix or ".tmp")
     write = _write_onnx if format == "onnx" else _write_torch_export
-    metadata = _metadata(model)
+    metadata = _metadata(model, plain)
     try:
         worst = plain.distance(_or_one_line(path, lambda: write(plain, temporary, metadata)))
         if not worst < TOLERANCE:
@@ -128,5 +128,6 @@ def _optional(name: str) -> Any:
         ) from None
 
 
-def _metadata(model: SavedModel) -> dict[str, str]:
-    return {"genotype": model.genotype.to_json(), "facts": json.dumps(model.facts)}
+def _metadata(model: SavedModel, plain: PlainNetwork) -> dict[str, str]:
+    facts = {**model.facts, "inputs": list(plain.input_names)}
+    return {"genotype": model.genotype.to_json(), "facts": json.dumps(facts)}

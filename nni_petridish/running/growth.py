@@ -19,6 +19,7 @@ from nni_petridish.core.grow import alpha_tables, attach_candidates, can_grow, f
 from nni_petridish.core.l1 import L1Schedule
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.saved_model import FACTS
 from nni_petridish.search.records import FULL, Growth, Outcome
 from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.tasks.task import NO_CALLBACKS, PHASES, Callbacks, Phase, Record, Task
@@ -45,7 +46,7 @@ def run_growth(
     outcome = work.outcome(net)
     genotype = net.genotype
     assert isinstance(genotype, Genotype)
-    documents = {
+    documents: dict[str, Any] = {
         "genotype": genotype.to_dict(),
         "metrics": outcome.to_dict(),
         "lineage": growth.to_dict(),
@@ -53,6 +54,8 @@ def run_growth(
         "history": work.history,
         "settings": asdict(plan),
     }
+    if facts := task.data_facts():
+        documents[FACTS] = facts
     gallery.save_model(growth.id, net.state_dict(), documents)
     gallery.remove_work(growth.id)
     return outcome

@@ -163,6 +163,10 @@ class _WarmTask:
         """Yield differentiable parts of the validation loss."""
         return self._task.validation_losses(net)
 
+    def data_facts(self) -> dict[str, Any]:
+        """Return what a user of a model must know of the data."""
+        return self._task.data_facts()
+
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds, parameters)."""
         return self._task.size(net)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nni_petridish.registry import Measure
 
@@ -113,6 +113,10 @@ class Task(Protocol):
 
         Their sum is the loss that `evaluate` measures.
         """
+        ...
+
+    def data_facts(self) -> dict[str, Any]:
+        """Return what a user of a model must know of the data, as plain data; saved with it."""
         ...
 
     def size(self, net: nn.Module) -> tuple[int, int]:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -101,7 +103,7 @@ def test_torch_export_needs_nothing_of_this_package(
 ) -> None:
     path, images = tmp_path / "model.pt2", 255 * torch.rand(3, 1, 8, 8)
     arguments = ["export", str(gallery.folder), "--format", "torch_export", "--out", str(path)]
-    assert main([*arguments, *(["--pixels"] if pixels else [])]) == 0
+    assert main([*arguments, *([] if pixels else ["--normalized"])]) == 0
     torch.save(images, tmp_path / "x")
     alone(
         f"import torch; net = torch.export.load({str(path)!r}).module()\n"
@@ -116,7 +118,7 @@ def test_torch_export_needs_nothing_of_this_package(
 
 
 def test_onnx_needs_nothing_of_this_package(gallery: Gallery, tmp_path: Path) -> None:
-    path, images = tmp_path / "model.onnx", torch.randn(4, 1, 8, 8)
+    path, images = tmp_path / "model.onnx", 16 * torch.rand(4, 1, 8, 8)
     arguments = ["export", str(gallery.folder), "--format", "onnx", "--out", str(path)]
     assert main(arguments) == 0
     torch.save(images, tmp_path / "x")
@@ -124,11 +126,17 @@ def test_onnx_needs_nothing_of_this_package(gallery: Gallery, tmp_path: Path) ->
         "import numpy, onnxruntime, torch\n"
         f"x = torch.load({str(tmp_path / 'x')!r}).numpy()\n"
         f"session = onnxruntime.InferenceSession({str(path)!r})\n"
-        f"numpy.save({str(tmp_path / 'y')!r}, session.run(['logits'], {{'input': x}})[0])"
+        f"numpy.save({str(tmp_path / 'y')!r}, session.run(['logits'], {{'pixels': x}})[0])"
     )
     found = torch.from_numpy(np.load(tmp_path / "y.npy"))
-    expected = outputs(nni_petridish.load_model(gallery.folder), images)
+    net = nni_petridish.load_model(gallery.folder)
+    data = SearchConfig.of_gallery(gallery).load_task().data  # type: ignore[attr-defined]
+    expected = outputs(net, data.train.normalize(images.clone()))
     assert float((found - expected).abs().max()) < 1e-4
+    assert torch.equal(found.argmax(1), net.predict(images))
+    facts = json.loads({e.key: e.value for e in onnx.load(str(path)).metadata_props}["facts"])
+    assert (facts["inputs"], facts["pixel_range"]) == (["pixels"], [0, 16])
+    assert facts["classes"][3] == "3"
     assert [p.name for p in tmp_path.iterdir() if "onnx" in p.name] == ["model.onnx"]
 
 

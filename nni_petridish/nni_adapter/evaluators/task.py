@@ -176,6 +176,13 @@ class EvaluatorTask:
             return ()
         return evaluator.task(self.space).validation_losses(net)
 
+    def data_facts(self) -> dict[str, Any]:
+        """Return the facts of the last phase's task; none with other evaluators."""
+        evaluator = self.evaluators["final"]
+        if not isinstance(evaluator, TaskEvaluator):
+            return {}
+        return evaluator.task(self.space).data_facts()
+
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters)."""
         return self.space.size(net)

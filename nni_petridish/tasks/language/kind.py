@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge
 
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.registry import ARGUMENTS, PERPLEXITY
 from nni_petridish.search.constraints import (
     Count,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nni_petridish.gallery.saved_model import SavedModel
+    from nni_petridish.tasks.language.inference import WordPredictor
     from nni_petridish.tasks.plain_network import PlainNetwork
     from nni_petridish.tasks.retraining import Retraining
     from nni_petridish.tasks.task import Task
@@ -191,19 +192,32 @@ def load_task(space: Mapping[str, Any], data: Mapping[str, Any], recipe: Languag
 
 
 def plain_network(
-    net: Any, space: Mapping[str, Any], facts: Mapping[str, Any], pixels: bool
+    net: Any, space: Mapping[str, Any], facts: Mapping[str, Any], pixels: bool | None
 ) -> PlainNetwork:
     """Return a language model that takes one word at a time and its state."""
     from nni_petridish.tasks.language.plain_network import language_model
 
-    if pixels:
+    if pixels is not None:
         raise ConfigError("A language model has no pixels.")
     return language_model(net, space)
 
 
 def data_facts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nothing: the vocabulary is in the space."""
-    return {}
+    """Return the words of the text; nothing if it is not at hand."""
+    from nni_petridish.tasks.language.inference import text_facts
+    from nni_petridish.tasks.language.text import load_text
+
+    try:
+        return text_facts(load_text(**data))
+    except (DataError, OSError):
+        return {}
+
+
+def make_predictor(net: Any, space: Mapping[str, Any], facts: Mapping[str, Any]) -> WordPredictor:
+    """Return a function that predicts the words after a text."""
+    from nni_petridish.tasks.language.inference import WordPredictor
+
+    return WordPredictor(net, facts)
 
 
 def check_retraining(space: Mapping[str, Any], cells_per_stage: int) -> None:

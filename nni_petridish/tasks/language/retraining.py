@@ -17,6 +17,7 @@ from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.gallery.saved_model import SavedModel
 from nni_petridish.registry import PERPLEXITY, Measure
 from nni_petridish.tasks.distributed import World
+from nni_petridish.tasks.language.inference import text_facts
 from nni_petridish.tasks.language.kind import SEARCH_ONLY_DATA, TextRetrainingOptions, make_space
 from nni_petridish.tasks.language.recipe import RETRAINING_DIFFERENCES, LanguageRecipe
 from nni_petridish.tasks.language.task import RecurrentTask
@@ -95,6 +96,10 @@ class LanguageRetraining(Retraining[Corpus, RecurrentNetwork]):
     def count_examples(self, data: Corpus) -> int:
         """Return the number of training words."""
         return len(data.train)
+
+    def data_facts(self, data: Corpus) -> dict[str, Any]:
+        """Return the words of the text."""
+        return text_facts(data)
 
     def _task(self, corpus: Corpus) -> RecurrentTask:
         return RecurrentTask(self.space, corpus, self.recipe)

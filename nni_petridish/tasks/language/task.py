@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from torch import Tensor, nn
 
 from nni_petridish.registry import PERPLEXITY, Measure
+from nni_petridish.tasks.language.inference import text_facts
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.text import Corpus
 from nni_petridish.tasks.language.training import evaluate_language, fit_language, language_losses
@@ -54,6 +55,10 @@ class RecurrentTask(SpaceTask):
     def evaluate(self, net: nn.Module) -> Record:
         """Measure on the validation text; ``error``, which the search minimizes, is perplexity."""
         return self._metrics(net, self.corpus.validation)
+
+    def data_facts(self) -> dict[str, Any]:
+        """Return the words of the text."""
+        return text_facts(self.corpus)
 
     def validation_losses(self, net: nn.Module) -> Iterator[Tensor]:
         """Yield differentiable parts of the validation loss, which is their sum."""

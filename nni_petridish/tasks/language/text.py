@@ -60,6 +60,11 @@ class Corpus:
         """The number of different words."""
         return len(self.words)
 
+    @property
+    def is_prose(self) -> bool:
+        """Whether `tokenize` cut the text; otherwise white space separates the words."""
+        return self.name == "pydoc"
+
 
 def load_text(
     name: str = "pydoc",

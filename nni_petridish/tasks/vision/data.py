@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nni_petridish.errors import DataError
+from nni_petridish.tasks.vision import class_names
 from nni_petridish.tasks.vision.image_files import Arrays, read_cifar, read_digits, read_mnist
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class DataSet:
         Labels are 0 ... num_classes - 1.
     train, validation, test
         Each a `Split`; `validation` is empty (and false) if no image was set aside for it.
+    classes
+        A name for each label; empty if they are unknown.
+    largest_pixel
+        The largest value that a pixel can have; the smallest is 0.
     """
 
     name: str
@@ -57,6 +62,8 @@ class DataSet:
     train: Split
     validation: Split
     test: Split
+    classes: tuple[str, ...] = ()
+    largest_pixel: int = 255
 
 
 @dataclass(frozen=True)
@@ -64,12 +71,13 @@ class _Source:
     """Place and reader of a data set that fits in memory."""
 
     image_shape: tuple[int, int, int]
-    num_classes: int
+    classes: tuple[str, ...]
     validation: int
     read: Callable[[Path, int], Arrays]
     folder: str = ""
     files: tuple[str, ...] = ()
     torchvision: str = ""
+    largest_pixel: int = 255
 
     def check(self, root: Path) -> None:
         missing = [f for f in self.files if not (root / self.folder / f).is_file()]
@@ -160,7 +168,7 @@ def describe(name: str, root: str | Path | None = None, image_size: int = 224) -
         root = check_data(name, root)
         return Description((3, image_size, image_size), len(_classes(root / "train")))
     source = _source(name)
-    return Description(source.image_shape, source.num_classes)
+    return Description(source.image_shape, len(source.classes))
 
 
 def _source(name: str) -> _Source:
@@ -210,10 +218,12 @@ def _load_arrays(
     return DataSet(
         name=name,
         image_shape=source.image_shape,
-        num_classes=source.num_classes,
+        num_classes=len(source.classes),
         train=TensorSplit(*train, mean, std),
         validation=TensorSplit(*tensors(images[last:], labels[last:]), mean, std),
         test=TensorSplit(*tensors(test_images, test_labels), mean, std),
+        classes=source.classes,
+        largest_pixel=source.largest_pixel,
     )
 
 
@@ -267,38 +277,41 @@ def _load_folder(
         train=split(Subset(train, order[:kept])),
         validation=split(Subset(unchanged, order[last:])),
         test=split(test),
+        classes=tuple(train.classes),
     )
 
 
-def _mnist(dataset: str) -> _Source:
+def _mnist(dataset: str, classes: tuple[str, ...]) -> _Source:
     files = tuple(
         f"{part}-{what}-ubyte"
         for part in ("train", "t10k")
         for what in ("images-idx3", "labels-idx1")
     )
     read = partial(read_mnist, dataset)
-    return _Source((1, 28, 28), 10, 5000, read, f"{dataset}/raw", files, dataset)
+    return _Source((1, 28, 28), classes, 5000, read, f"{dataset}/raw", files, dataset)
 
 
 def _cifar(
-    classes: int, folder: str, train: tuple[str, ...], test: tuple[str, ...], key: str
+    classes: tuple[str, ...], folder: str, train: tuple[str, ...], test: tuple[str, ...], key: str
 ) -> _Source:
     read = partial(read_cifar, folder, train, test, key)
-    return _Source((3, 32, 32), classes, 5000, read, folder, train + test, f"CIFAR{classes}")
+    return _Source((3, 32, 32), classes, 5000, read, folder, train + test, f"CIFAR{len(classes)}")
 
 
 _SOURCES = {
-    "digits": _Source((1, 8, 8), 10, 300, read_digits),
-    "mnist": _mnist("MNIST"),
-    "fashion_mnist": _mnist("FashionMNIST"),
+    "digits": _Source((1, 8, 8), class_names.DIGITS, 300, read_digits, largest_pixel=16),
+    "mnist": _mnist("MNIST", class_names.DIGITS),
+    "fashion_mnist": _mnist("FashionMNIST", class_names.FASHION_MNIST),
     "cifar10": _cifar(
-        10,
+        class_names.CIFAR10,
         "cifar-10-batches-py",
         tuple(f"data_batch_{i}" for i in range(1, 6)),
         ("test_batch",),
         "labels",
     ),
-    "cifar100": _cifar(100, "cifar-100-python", ("train",), ("test",), "fine_labels"),
+    "cifar100": _cifar(
+        class_names.CIFAR100, "cifar-100-python", ("train",), ("test",), "fine_labels"
+    ),
 }
 
 #: The names `load_data` knows.

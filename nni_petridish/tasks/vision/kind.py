@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nni_petridish.tasks.plain_network import PlainNetwork
     from nni_petridish.tasks.retraining import Retraining
     from nni_petridish.tasks.task import Task
-    from nni_petridish.tasks.vision.data import DataSet
+    from nni_petridish.tasks.vision.inference import ImagePredictor
 
 
 @dataclass(frozen=True)
@@ -219,28 +219,32 @@ def load_task(space: Mapping[str, Any], data: Mapping[str, Any], recipe: Recipe)
 
 
 def plain_network(
-    net: nn.Module, space: Mapping[str, Any], facts: Mapping[str, Any], pixels: bool
+    net: nn.Module, space: Mapping[str, Any], facts: Mapping[str, Any], pixels: bool | None
 ) -> PlainNetwork:
-    """Return an image classifier that takes normalized images, or pixels."""
+    """Return an image classifier that takes pixels (default), or normalized images."""
     from nni_petridish.tasks.vision.plain_network import image_classifier
 
-    return image_classifier(net, space, facts.get("normalisation"), pixels)
+    return image_classifier(net, space, facts, pixels is not False)
+
+
+def make_predictor(
+    net: nn.Module, space: Mapping[str, Any], facts: Mapping[str, Any]
+) -> ImagePredictor:
+    """Return a function that predicts the classes of raw images."""
+    from nni_petridish.tasks.vision.inference import ImagePredictor
+
+    return ImagePredictor(net, space["image_shape"], facts)
 
 
 def data_facts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the images are normalized by, None if they are not at hand."""
+    """Return normalization, range of pixels and class names; nothing if no image is at hand."""
     from nni_petridish.tasks.vision.data import load_data
+    from nni_petridish.tasks.vision.inference import image_facts
 
     try:
-        return {"normalisation": normalization_of(load_data(**data))}
+        return image_facts(load_data(**data))
     except (DataError, OSError):
-        return {"normalisation": None}
-
-
-def normalization_of(data: DataSet) -> dict[str, list[float]]:
-    """Return mean and standard deviation of each channel, for pixels from 0 to 255."""
-    split: Any = data.train
-    return {"mean": split.mean.tolist(), "std": split.std.tolist()}
+        return {}
 
 
 def check_retraining(space: Mapping[str, Any], cells_per_stage: int) -> None:

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.tasks.plain_network import PlainNetwork, uniform
+from nni_petridish.tasks.vision.inference import DEFAULT_RANGE, UNKNOWN_NORMALIZATION
 
 
 def image_classifier(
     net: nn.Module,
     space: Mapping[str, Any],
-    normalization: Mapping[str, Any] | None,
+    facts: Mapping[str, Any],
     pixels: bool,
 ) -> PlainNetwork:
     """Return a network that takes normalized images, or pixels.
@@ -26,23 +27,23 @@ def image_classifier(
         The network, in eval mode.
     space
         All options of its space.
-    normalization
-        Mean and standard deviation of each channel, in pixels; None if they are unknown.
+    facts
+        The facts of its `SavedModel`.
     pixels
-        Whether it takes pixels from 0 to 255 and normalizes them itself.
+        Whether it takes raw pixels and normalizes them itself.
     """
+    shape, scale, name = space["image_shape"], 1.0, "input"
     if pixels:
-        if normalization is None:
-            raise ConfigError(
-                "The normalization of the images is unknown: the data are not at hand."
-            )
-        net = _Normalized(net, normalization).eval()
-    shape, scale = space["image_shape"], 255.0 if pixels else 1.0
+        statistics = facts.get("normalisation")
+        if statistics is None:
+            raise ConfigError(f"{UNKNOWN_NORMALIZATION} Export for normalized images instead.")
+        net = _Normalized(net, statistics).eval()
+        scale, name = float((facts.get("pixel_range") or DEFAULT_RANGE)[1]), "pixels"
 
     def images(batch: int) -> tuple[Tensor, ...]:
         return (scale * uniform(batch, *shape),)
 
-    return PlainNetwork(net, net, images, ("input",), ("logits",))
+    return PlainNetwork(net, net, images, (name,), ("logits",))
 
 
 class _Normalized(nn.Module):

@@ -24,11 +24,11 @@ from nni_petridish.tasks.recipes import changed_recipe
 from nni_petridish.tasks.retraining import Retraining
 from nni_petridish.tasks.task import Callbacks, Phase, Record
 from nni_petridish.tasks.vision.data import describe, load_data
+from nni_petridish.tasks.vision.inference import image_facts
 from nni_petridish.tasks.vision.kind import (
     SEARCH_ONLY_DATA,
     ImageRetrainingOptions,
     make_space,
-    normalization_of,
 )
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.training import evaluate, fit
@@ -107,8 +107,8 @@ class VisionRetraining(Retraining["DataSet", VisionNetwork]):
         return len(data.train)
 
     def data_facts(self, data: DataSet) -> dict[str, Any]:
-        """Return what the images were normalized by."""
-        return {"normalisation": normalization_of(data)}
+        """Return normalization, range of pixels and class names."""
+        return image_facts(data)
 
     def weights(self, net: VisionNetwork) -> dict[str, Tensor]:
         """Return the weights without those of the auxiliary head, which only trains."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,6 +14,7 @@ from nni_petridish.tasks.loop import History, LoopOptions
 from nni_petridish.tasks.space_task import SpaceTask
 from nni_petridish.tasks.task import Record
 from nni_petridish.tasks.vision.data import DataSet
+from nni_petridish.tasks.vision.inference import image_facts
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.splits import steps_per_epoch
 from nni_petridish.tasks.vision.training import evaluate, fit
@@ -56,6 +57,10 @@ class VisionTask(SpaceTask):
         """Return error, accuracy and loss on the validation images."""
         metrics = evaluate(net, self.data.validation, self.recipe)
         return {"error": metrics.error, "accuracy": metrics.accuracy, "loss": metrics.loss}
+
+    def data_facts(self) -> dict[str, Any]:
+        """Return normalization, range of pixels and class names."""
+        return image_facts(self.data)
 
     def validation_losses(self, net: nn.Module) -> Iterator[Tensor]:
         """Yield differentiable parts of the validation loss, which is their sum."""
