@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -498,6 +499,28 @@ def test_candidates_that_the_kernels_do_not_know_are_left_to_torch() -> None:
     alpha = torch.ones(1, dtype=one.dtype, requires_grad=True)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         add_prepared_sum(images(1, 4, 1, 1), alpha, [candidate]).sum().backward()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param("x86-64-v2", marks=pytest.mark.slow),
+        "x86-64-v3",
+        pytest.param("x86-64-v4", marks=pytest.mark.slow),
+    ],
+)
+def test_every_level_of_the_processor_equals_the_plain_ops(level: str, tmp_path: Path) -> None:
+    if level == "x86-64-v4" and "avx512f" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no AVX-512")
+    chosen = "any_width or projections_equal or candidates_learn or same_size_in_c"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    environment = os.environ | {"NNI_PETRIDISH_MARCH": level, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, __file__, "-k", chosen], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert list(tmp_path.rglob("native-*.so"))
 
 
 def test_a_broken_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,19 @@ channels that pad the last one are zero. */
 #include <stdlib.h>
 #include <string.h>
 
-typedef REAL vec __attribute__((vector_size(64)));
+/* As wide as a register: gcc keeps wider vectors in memory, which is slower than plain PyTorch. */
+#ifdef __AVX512F__
+#define VECTOR 64
+#elif defined(__AVX__)
+#define VECTOR 32
+#else
+#define VECTOR 16
+#endif
+
+typedef REAL vec __attribute__((vector_size(VECTOR)));
 typedef __typeof__((vec){0} < (vec){0}) mask;
 
-#define LANES ((long)(64 / sizeof(REAL)))
+#define LANES ((long)(VECTOR / sizeof(REAL)))
 #define PIXELS 8 /* adjacent pixels that a conv computes together: their sums fit in registers */
 #define INLINE static inline __attribute__((always_inline))
 
