@@ -32,6 +32,10 @@ class GrowthError(PetridishError):
     """A network cannot be grown the way it was asked to."""
 
 
+class ExhaustedError(GrowthError):
+    """Every architecture that a growth could select was grown from its parent already."""
+
+
 class GalleryError(PetridishError):
     """A gallery, or a model in it, is missing, damaged or of another search."""
 

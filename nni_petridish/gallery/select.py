@@ -113,7 +113,7 @@ def require_most_accurate(
     """Return the most accurate model of at most this size, or raise the reason for its absence."""
     best = most_accurate(search.models(), max_multiply_adds)
     if best is None:
-        failures = list(search.dropped().values())
+        failures = [*search.dropped().values(), *search.refused().values()]
         limit = max_multiply_adds
         reason = failures[-1] if failures else f"no model has at most {limit} multiply-adds"
         raise SearchError(f"the search in {where} found nothing: {reason.removesuffix('.')}.")

@@ -32,7 +32,8 @@ def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -
     from nni_petridish.search.records import Done
 
     config, before = config_to_search(options, read_config)
-    if before is not None and isinstance(before.ask(before.elapsed), Done):
+    is_done = before is not None and isinstance(before.ask(before.elapsed), Done)
+    if before is not None and is_done and not before.refused():
         # NNI would wait forever for the first trial of a finished search.
         return finish(before, config.gallery)
     port = options.port or free_port()

@@ -29,7 +29,7 @@ from nni_petridish.nni_adapter.engine import (
     is_sequential,
 )
 from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator, trained_network
-from nni_petridish.nni_adapter.evaluators.task import Metric
+from nni_petridish.nni_adapter.evaluators.task import PERCENT, Metric
 from nni_petridish.nni_adapter.prepared_search import PreparedSearch, StrategySettings
 from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.running.process import per_machine
@@ -77,7 +77,8 @@ class Petridish(Strategy):
         Variants of weak learning, see `GrowthSettings`.
     metric, optimize, error
         The reported number that the search uses and its conversion to an error, see `Metric`. By
-        default, error = 1 − the reported accuracy; reports of NNI's Regression are minimized.
+        default, error = 1 − the reported accuracy, also if that is in percent; reports of NNI's
+        Regression are minimized.
     chooser
         Chooses λ and I_max of each growth in place of `l1` and `i_max`, which must be numbers.
     start, start_model
@@ -241,6 +242,8 @@ class Petridish(Strategy):
                 _log.info("The search is done: %s.", reason)
                 for id, why in coordinator.search.dropped().items():
                     _log.warning("%s was given up: %s", id, why)
+                if coordinator.search.refused():
+                    raise SearchError(f"the search stopped: {reason}.")
                 if not coordinator.search.models():
                     raise SearchError(f"the search ended without a model: {reason}.")
         finally:
@@ -254,6 +257,7 @@ class Petridish(Strategy):
         while True:
             for id in coordinator.sync():
                 _log.info("%s is in the gallery.", id)
+                self._tell_percent(coordinator.search, id)
             for growth in trials.without_trial(coordinator.search.running()):
                 watch.suspect(growth)
             for growth in watch.give_back(coordinator):
@@ -270,6 +274,17 @@ class Petridish(Strategy):
                     continue
             trials.wait(_POLL_SECONDS)
 
+    def _tell_percent(self, search: Search, id: str) -> None:
+        """Warn if reports are taken as percent though nothing says that they are."""
+        record = next(model for model in search.models() if model.id == id)
+        is_guess = self._settings.metric.optimize == "auto" and record.parent is None
+        if is_guess and record.outcome.metrics.get(PERCENT):
+            _log.warning(
+                "%s reports %g, which is taken as an accuracy in percent; set optimize to"
+                " percent, or to minimize if it is not.",
+                *(id, record.outcome.metrics["metric"]),
+            )
+
     def _submit(self, growth: Growth, trials: RunningTrials) -> None:
         prepared = self._prepared_search()
         model = self.model_space.freeze(prepared.sample(growth.parent))
@@ -279,7 +294,7 @@ class Petridish(Strategy):
             prepared.evaluators,
             str(self.folder),
             prepared.plan,
-            self._settings.metric,
+            self._metric_of(growth),
             self._at_once(growth),
             prepared.start,
         )
@@ -290,6 +305,13 @@ class Petridish(Strategy):
             if not is_sequential(self.engine):
                 raise
             _log.warning("%s failed: %s", growth.id, describe_failure(error))
+
+    def _metric_of(self, growth: Growth) -> Metric:
+        if growth.parent is None:
+            return self._settings.metric
+        prepared = self._prepared_search()
+        outcome = prepared.gallery.load_documents(growth.parent)["metrics"]
+        return self._settings.metric.of_children(outcome["metrics"], prepared.evaluators["final"])
 
     def _at_once(self, growth: Growth) -> int | None:
         """Return the number of growths that share a machine; None in the user's process."""

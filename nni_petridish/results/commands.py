@@ -137,6 +137,8 @@ def _print_hull(search: Search) -> None:
     print(hull_table(search))
     for id, reason in search.dropped().items():
         print(f"{id} was given up: {reason}")
+    for id, reason in search.refused().items():
+        print(f"{id} was refused: {reason}")
 
 
 def _check(options: argparse.Namespace, read_config: ReadConfig) -> int:

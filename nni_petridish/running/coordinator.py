@@ -60,6 +60,8 @@ class Coordinator:
         try:
             gallery.recover()
             self.sync()
+            for id in self.search.refused():  # the settings may be right now
+                self.release(id)
         except BaseException:
             self._claim.release()
             raise

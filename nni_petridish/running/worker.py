@@ -13,11 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nni_petridish.errors import DamagedModelError, GalleryError, Interrupted, Orphaned
+from nni_petridish.errors import (
+    ConfigError,
+    DamagedModelError,
+    ExhaustedError,
+    GalleryError,
+    Interrupted,
+    Orphaned,
+)
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.running.heartbeat import Heartbeat
-from nni_petridish.search.events import fail_event, release_event
+from nni_petridish.search.events import EXHAUSTED, REFUSED, fail_event, release_event
 from nni_petridish.search.records import Growth, Outcome
 
 if TYPE_CHECKING:
@@ -76,8 +83,16 @@ def work_on(
         gallery.journal.append(fail_event(growth.id, growth.attempt, str(error)))
         raise
     except Exception as error:
-        gallery.journal.append(fail_event(growth.id, growth.attempt, describe_failure(error)))
+        event = fail_event(growth.id, growth.attempt, describe_failure(error), _kind(error))
+        gallery.journal.append(event)
         raise
+
+
+def _kind(error: Exception) -> str | None:
+    """Return the kind of a failure that another attempt would only repeat."""
+    if isinstance(error, ConfigError):
+        return REFUSED
+    return EXHAUSTED if isinstance(error, ExhaustedError) else None
 
 
 def describe_failure(error: BaseException) -> str:

@@ -8,6 +8,11 @@ from nni_petridish.search.records import Growth, Outcome
 
 Event = dict[str, Any]
 
+REFUSED = "refused"
+"""The kind of a failure by wrong settings: nothing starts until the search is started again."""
+EXHAUSTED = "exhausted"
+"""The kind of a failure of a parent from which every possible architecture was grown."""
+
 
 def ask_event(growth: Growth, elapsed: float) -> Event:
     """Return the event that ``growth`` is handed out."""
@@ -24,9 +29,20 @@ def model_event(growth: Growth, outcome: Outcome) -> Event:
     }
 
 
-def fail_event(id: str, attempt: int, reason: str) -> Event:
-    """Return the event that an attempt of a growth failed."""
-    return {"event": "fail", "id": id, "attempt": attempt, "reason": reason}
+def fail_event(id: str, attempt: int, reason: str, kind: str | None = None) -> Event:
+    """Return the event that an attempt of a growth failed.
+
+    Parameters
+    ----------
+    id, attempt
+        The growth and its attempt.
+    reason
+        The reason, in one line.
+    kind
+        `REFUSED`, `EXHAUSTED`, or None for a failure that another attempt may avoid.
+    """
+    event = {"event": "fail", "id": id, "attempt": attempt, "reason": reason}
+    return event if kind is None else {**event, "kind": kind}
 
 
 def release_event(id: str, attempt: int) -> Event:

@@ -16,6 +16,8 @@ from nni_petridish.errors import SearchError, show
 
 FULL = "full"
 """The metric of a model that marks that it has reached the limits of its space."""
+CHOICES = "choices"
+"""The metric with the number of architectures that can be grown from a model, if it is small."""
 
 
 @dataclass(frozen=True)

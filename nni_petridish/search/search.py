@@ -14,6 +14,7 @@ from itertools import chain
 
 from nni_petridish.errors import SearchError
 from nni_petridish.search.events import (
+    REFUSED,
     Event,
     ask_event,
     fail_event,
@@ -23,6 +24,7 @@ from nni_petridish.search.events import (
 )
 from nni_petridish.search.hull import choose_parent
 from nni_petridish.search.records import (
+    CHOICES,
     FULL,
     Done,
     Growth,
@@ -134,7 +136,9 @@ class Search(SearchState):
         self._commit(model_event(facts.growth, outcome))
         return True
 
-    def fail(self, id: str, reason: str, attempt: int | None = None) -> bool:
+    def fail(
+        self, id: str, reason: str, attempt: int | None = None, kind: str | None = None
+    ) -> bool:
         """Record that a growth failed: it is tried once more, then dropped.
 
         Parameters
@@ -145,6 +149,8 @@ class Search(SearchState):
             The reason, in one line.
         attempt
             The attempt that failed. By default, the current one.
+        kind
+            The kind of the failure, see `fail_event`.
 
         Returns
         -------
@@ -157,16 +163,16 @@ class Search(SearchState):
         attempt = current if attempt is None else attempt
         if attempt > current:
             raise SearchError(f"Attempt {attempt} of {id} failed but only {current} was asked for.")
-        is_over = facts.status in (FINISHED, DROPPED, QUARANTINED)
+        is_over = facts.status in (FINISHED, DROPPED, QUARANTINED, REFUSED)
         if is_over or attempt < current or attempt in facts.failures:
             return False
-        self._commit(fail_event(id, attempt, str(reason) or "no reason given"))
+        self._commit(fail_event(id, attempt, str(reason) or "no reason given", kind))
         return True
 
     def release(self, id: str) -> bool:
-        """Release a running growth: a later `ask` returns it again, with the same random seed."""
+        """Release a running or refused growth: a later `ask` returns it again, seed included."""
         facts = self._asked(id)
-        if facts.status != RUNNING:
+        if facts.status not in (RUNNING, REFUSED):
             return False
         assert facts.growth is not None
         self._commit(release_event(id, facts.growth.attempt))
@@ -196,6 +202,9 @@ class Search(SearchState):
     # Choice of the next growth.
 
     def _decide(self, elapsed: float) -> Growth | Wait | Done:
+        if self._refused:
+            id, reason = next(iter(self.refused().items()))
+            return self._nothing_now(f"{id} was refused: {reason.removesuffix('.')}")
         if self._waiting:
             again = self._again(min(self._waiting, key=growth_number))
             return self._unless_limited(again, elapsed)
@@ -234,7 +243,7 @@ class Search(SearchState):
     def _may_grow(self, id: str) -> bool:
         limits, outcome = self.settings.limits, self._facts[id].outcome
         assert outcome is not None
-        if outcome.metrics.get(FULL):
+        if outcome.metrics.get(FULL) or self._is_exhausted(id):
             return False
         max_multiply_adds = limits.max_multiply_adds
         if max_multiply_adds is not None and outcome.multiply_adds >= max_multiply_adds:
@@ -245,12 +254,20 @@ class Search(SearchState):
             return self._depth(id) < limits.max_growths
         return True
 
+    def _is_exhausted(self, id: str) -> bool:
+        """Return whether every architecture that can be grown from a model is one already."""
+        outcome = self._facts[id].outcome
+        choices = None if outcome is None else outcome.metrics.get(CHOICES)
+        # A chooser may choose another I_max, which the number of choices depends on.
+        is_used_up = choices and self._chooser is None and self._children[id] >= choices
+        return bool(is_used_up) or id in self._exhausted
+
     def _why_no_parent(self) -> str:
         if self._hull.ids:
             limits = self.settings.limits
             names = ("max_multiply_adds", "max_parameters", "max_growths")
             set_ = [f"{n}={getattr(limits, n)}" for n in names if getattr(limits, n) is not None]
-            if any(model.outcome.metrics.get(FULL) for model in self.hull()):
+            if any(m.outcome.metrics.get(FULL) or self._is_exhausted(m.id) for m in self.hull()):
                 set_.append("the space has no more")
             return f"no model on the hull may grow further ({', '.join(set_)})"
         dropped = [] if self._running else list(self.dropped().items())

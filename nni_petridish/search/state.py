@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nni_petridish.errors import SearchError, show
-from nni_petridish.search.events import Event
+from nni_petridish.search.events import EXHAUSTED, REFUSED, Event
 from nni_petridish.search.hull import Hull
 from nni_petridish.search.records import Growth, ModelRecord, Outcome, growth_id, growth_number
 from nni_petridish.search.settings import SearchSettings
@@ -30,6 +30,7 @@ class GrowthFacts:
     growth: Growth | None = None
     released: bool = False
     failures: dict[int, str] = field(default_factory=dict)
+    kinds: dict[int, str] = field(default_factory=dict)
     made_by: Growth | None = None
     outcome: Outcome | None = None
     quarantined: str | None = None
@@ -41,6 +42,7 @@ class GrowthFacts:
             "growth": self.growth and self.growth.to_dict(),
             "released": self.released,
             "failures": {str(attempt): self.failures[attempt] for attempt in self.failures},
+            "kinds": {str(attempt): self.kinds[attempt] for attempt in self.kinds},
             "made_by": self.made_by and self.made_by.to_dict(),
             "outcome": self.outcome and self.outcome.to_dict(),
             "quarantined": self.quarantined,
@@ -71,6 +73,10 @@ class SearchState:
         # Dictionaries used as ordered sets.
         self._running: dict[str, None] = {}
         self._waiting: dict[str, None] = {}
+        self._refused: dict[str, None] = {}
+        # Parents from which every possible architecture was grown, and children by parent.
+        self._exhausted: set[str] = set()
+        self._children: Counter[str] = Counter()
         self._hull = Hull(settings.tolerance)
 
     def hull(self) -> list[ModelRecord]:
@@ -90,6 +96,10 @@ class SearchState:
         """Return the growths that were handed out and have no outcome yet."""
         growths = (self._facts[id].growth for id in sorted(self._running, key=growth_number))
         return [growth for growth in growths if growth is not None]
+
+    def refused(self) -> dict[str, str]:
+        """Return the reasons of refusal of the growths that the settings do not allow, by id."""
+        return {id: self._last_failure(id) for id in sorted(self._refused, key=growth_number)}
 
     def dropped(self) -> dict[str, str]:
         """Return the reasons of failure of dropped growths, by id."""
@@ -170,11 +180,17 @@ class SearchState:
         self._learn(facts, growth)
 
     def _apply_fail(self, facts: GrowthFacts, event: Event) -> None:
-        facts.failures.setdefault(int(event["attempt"]), str(event["reason"]))
+        attempt = int(event["attempt"])
+        if attempt not in facts.failures:
+            facts.failures[attempt] = str(event["reason"])
+            if event.get("kind") is not None:
+                facts.kinds[attempt] = str(event["kind"])
 
     def _apply_release(self, facts: GrowthFacts, event: Event) -> None:
         if facts.growth is None or event["attempt"] >= facts.growth.attempt:
             facts.released = True
+            if facts.kinds.get(event["attempt"]) == REFUSED:
+                del facts.kinds[event["attempt"]], facts.failures[event["attempt"]]
 
     def _apply_quarantine(self, facts: GrowthFacts, event: Event) -> None:
         if facts.quarantined is None:
@@ -196,23 +212,32 @@ class SearchState:
         before, facts.status = facts.status, self._status(facts)
         if before == facts.status:
             return
-        if before == RUNNING:
-            del self._running[id]
-        elif before == WAITING:
-            del self._waiting[id]
-        if facts.status == RUNNING:
-            self._running[id] = None
-        elif facts.status == WAITING:
-            self._waiting[id] = None
+        listed = {RUNNING: self._running, WAITING: self._waiting, REFUSED: self._refused}
+        if before in listed:
+            del listed[before][id]
+        if facts.status in listed:
+            listed[facts.status][id] = None
         if facts.growth is not None:
             planned = self.settings.epochs_of(facts.growth)
             self._running_epochs += planned * ((facts.status == RUNNING) - (before == RUNNING))
+            self._count_child(facts, before)
         self._models += (facts.status == FINISHED) - (before == FINISHED)
         if facts.status == FINISHED and facts.outcome is not None:
             outcome = facts.outcome
             self._hull.add(growth_number(id), outcome.multiply_adds, outcome.error)
         elif facts.status == QUARANTINED:
             self._forget(id)
+
+    def _count_child(self, facts: GrowthFacts, before: str) -> None:
+        """Count a growth as a child while it is on its way to a model, or is one."""
+        assert facts.growth is not None
+        parent = facts.growth.parent
+        if parent is None:
+            return
+        alive = (RUNNING, WAITING, FINISHED)
+        self._children[parent] += (facts.status in alive) - (before in alive)
+        if facts.kinds.get(facts.growth.attempt) == EXHAUSTED:
+            self._exhausted.add(parent)
 
     def _status(self, facts: GrowthFacts) -> str:
         if facts.quarantined is not None:
@@ -221,9 +246,14 @@ class SearchState:
             return UNKNOWN
         if facts.outcome is not None:
             return FINISHED
+        kind = facts.kinds.get(facts.growth.attempt)
+        if kind == REFUSED:
+            return REFUSED
         failed = facts.growth.attempt in facts.failures
         if failed and (
-            facts.growth.attempt >= ATTEMPTS or self._has_quarantined_parent(facts.growth)
+            facts.growth.attempt >= ATTEMPTS
+            or kind == EXHAUSTED
+            or self._has_quarantined_parent(facts.growth)
         ):
             return DROPPED
         return WAITING if failed or facts.released else RUNNING

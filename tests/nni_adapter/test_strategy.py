@@ -28,7 +28,7 @@ from nni.nas.strategy import TPE, GridSearch, Random, RegularizedEvolution
 from nni.tools.nnictl import config_utils
 
 from nni_petridish import Genotype
-from nni_petridish.errors import ConfigError, GalleryError, Interrupted, SearchError, TrainingError
+from nni_petridish.errors import ConfigError, GalleryError, Interrupted, SearchError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.nni_adapter import strategy as strategy_module
 from nni_petridish.nni_adapter.engine import RunningTrials, engine_concurrency, engine_machines
@@ -516,7 +516,7 @@ def test_broken_settings_are_refused_in_one_line(tmp_path: Path, start: Any) -> 
         ),
         ({"max_models": "3"}, "max_models must be a whole number"),
         ({"weak_epochs": 0}, "weak_epochs must be at least 1"),
-        ({"optimize": "best"}, "optimize must be one of auto, maximize, minimize"),
+        ({"optimize": "best"}, "optimize must be one of auto, maximize, percent, minimize"),
         ({"l1_schedule": "steep"}, "l1_schedule must be one of"),
         ({"error": 3}, "error must be a function"),
     ):
@@ -554,13 +554,42 @@ def test_spaces_and_evaluators_that_do_not_fit_are_refused(tmp_path: Path, start
 
 
 def test_metrics_become_errors() -> None:
-    assert Metric().to_error(0.9, None) == pytest.approx(0.1)
-    assert Metric(optimize="minimize").to_error(7.0, None) == 7.0
-    assert Metric(error=lambda percent: 1 - percent / 100).to_error(90.0, None) == pytest.approx(
-        0.1
-    )
-    with pytest.raises(TrainingError, match="at most 1, but is 90"):
-        Metric().to_error(90.0, None)
+    def error(metric: Metric, value: float) -> float:
+        return metric.to_error({"metric": value}, None)["error"]
+
+    assert error(Metric(), 0.9) == pytest.approx(0.1)
+    assert error(Metric(), 90.0) == pytest.approx(0.1)
+    assert error(Metric(optimize="percent"), 0.5) == pytest.approx(0.995)
+    assert error(Metric(optimize="minimize"), 7.0) == 7.0
+    assert error(Metric(error=lambda percent: 1 - percent / 100), 90.0) == pytest.approx(0.1)
+    with pytest.raises(ConfigError, match="at most 1, but is 90"):
+        error(Metric(optimize="maximize"), 90.0)
+    with pytest.raises(ConfigError, match="in percent, at most 100, but is 250"):
+        error(Metric(), 250.0)
+
+
+def test_accuracies_in_percent_are_taken_as_such(
+    tmp_path: Path, start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluator = FunctionalEvaluator(users.tell_all, folder=str(tmp_path), numbers=[40.0, 0.5])
+    strategy = Petridish(tmp_path / "gallery", max_models=2)
+    with caplog.at_level("WARNING"):
+        start(strategy, evaluator)
+    # A child of half a percent is not mistaken for one of 50 %.
+    assert [model.error for model in strategy.models()] == pytest.approx([0.6, 0.995])
+    assert "g00000 reports 40, which is taken as an accuracy in percent" in caplog.text
+
+
+def test_a_metric_that_is_refused_stops_at_the_first_report_and_leaves_no_trace(
+    tmp_path: Path, start: Any
+) -> None:
+    evaluator = FunctionalEvaluator(users.tell_all, folder=str(tmp_path), numbers=[250.0, 3.0])
+    with pytest.raises(SearchError, match=r"refused: the metric must be .* but is 250; set opt"):
+        start(Petridish(tmp_path / "gallery", max_models=2), evaluator)
+    assert len(list(tmp_path.glob("told-*"))) == 1  # not tried again
+    corrected = Petridish(tmp_path / "gallery", max_models=2, optimize="minimize")
+    start(corrected, FunctionalEvaluator(users.tell_all, folder=str(tmp_path), numbers=[9.0] * 9))
+    assert [model.error for model in corrected.models()] == [9.0, 9.0]
 
 
 def test_the_space_is_found_in_what_nni_makes_of_it() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nni_petridish.errors import ConfigError, SearchError
-from nni_petridish.search.events import model_event
+from nni_petridish.search.events import REFUSED, model_event
 from nni_petridish.search.hull import lower_hull
 from nni_petridish.search.records import growth_id
 from nni_petridish.search.search import (
@@ -293,6 +293,19 @@ def test_a_failed_growth_is_tried_once_more_with_another_random_seed_then_droppe
     assert search.dropped() == {first.id: "NaN loss again"}
     assert ask_growth(search).id != first.id
     assert search.times_chosen("g00000") == 2
+
+
+def test_a_refused_growth_stops_the_search_until_it_is_released() -> None:
+    search = Search(SearchSettings())
+    seed = search.ask()
+    assert isinstance(seed, Growth)
+    assert search.fail(seed.id, "lr must be positive.", kind=REFUSED)
+    assert search.ask() == Done(f"{seed.id} was refused: lr must be positive")
+    assert search.refused() == {seed.id: "lr must be positive."}
+    assert not search.dropped()
+    assert search.release(seed.id)
+    assert search.ask() == seed
+    assert not search.refused()
 
 
 def test_a_failure_of_an_old_attempt_is_ignored() -> None:

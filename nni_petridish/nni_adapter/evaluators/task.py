@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from nni_petridish.registry import ERROR, Measure
 from nni_petridish.tasks.checkpoint import fits, load_checkpoint, restore, save_checkpoint
 from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record
 
-OPTIMIZE = ("auto", "maximize", "minimize")
+OPTIMIZE = ("auto", "maximize", "percent", "minimize")
+PERCENT = "percent"
+"""The metric of a model whose evaluator reports accuracies in percent."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,10 @@ class Metric:
     name
         Its name, if the evaluator reports several numbers by name.
     optimize
-        ``"maximize"``: error = 1 − metric, for accuracies between 0 and 1; ``"minimize"``: the
-        metric is the error; ``"auto"``: reports of NNI's Regression are minimized, all others
-        maximized.
+        ``"maximize"``: error = 1 − metric, for accuracies between 0 and 1; ``"percent"``: error =
+        1 − metric / 100; ``"minimize"``: the metric is the error; ``"auto"``: reports of NNI's
+        Regression are minimized, all others maximized, in percent if the first model reports more
+        than 1.
     error
         Function from the metric to the error; replaces ``optimize``.
     """
@@ -68,18 +71,38 @@ class Metric:
         is_share = self.error is None and not self._is_error(evaluator)
         return ERROR if is_share else Measure("error", is_share=False)
 
-    def to_error(self, value: float, evaluator: Any) -> float:
-        """Return the error for a value of the metric."""
-        if self.error is not None:
-            return float(self.error(value))
-        if self._is_error(evaluator):
-            return value
-        if value > 1:
-            raise TrainingError(
-                f"the metric must be an accuracy, at most 1, but is {value:g}; set"
-                " optimize='minimize', or error to a function that makes an error of it."
+    def check(self, value: float, evaluator: Any) -> None:
+        """Raise `ConfigError` if no error can be made of a report: the settings are wrong."""
+        most = 1 if self.optimize == "maximize" else 100
+        if self.error is None and not self._is_error(evaluator) and value > most:
+            in_percent = " in percent" if most == 100 else ""
+            raise ConfigError(
+                f"the metric must be an accuracy{in_percent}, at most {most}, but is {value:g}; set"
+                f" optimize to {'percent or ' if most == 1 else ''}minimize, or error to a function"
+                " that makes an error of it."
             )
-        return 1 - value
+
+    def to_error(self, record: Record, evaluator: Any) -> Record:
+        """Return the error of a final report and, if it is in percent, the note of that."""
+        value = record["metric"]
+        self.check(value, evaluator)
+        if self.error is not None:
+            return {"error": float(self.error(value))}
+        if self._is_error(evaluator):
+            return {"error": value}
+        if self.optimize == "percent" or (self.optimize == "auto" and value > 1):
+            return {"error": 1 - value / 100, PERCENT: True}
+        return {"error": 1 - value}
+
+    def of_children(self, metrics: Mapping[str, Any], evaluator: Any) -> Metric:
+        """Return the metric of a growth, given the metrics of its parent and its evaluator.
+
+        The first model decides whether reports are in percent: a network of 1 % must not pass for
+        one of 100 %.
+        """
+        if self.optimize != "auto" or self.error is not None or self._is_error(evaluator):
+            return self
+        return replace(self, optimize="percent" if metrics.get(PERCENT) else "maximize")
 
     def _is_error(self, evaluator: Any) -> bool:
         return self.optimize == "minimize" or (self.optimize == "auto" and is_minimized(evaluator))
@@ -167,7 +190,7 @@ class EvaluatorTask:
             task = evaluator.task(self.space)
             return task.evaluate(net)
         record = {name: value for name, value in trained.last.items() if name != "epoch"}
-        return {"error": self.metric.to_error(record["metric"], evaluator), **record}
+        return {**self.metric.to_error(record, evaluator), **record}
 
     def validation_losses(self, net: nn.Module) -> Iterable[Tensor]:
         """Return the losses of the weak phase's task; none with other evaluators."""
@@ -207,6 +230,7 @@ class EvaluatorTask:
 
         def on_intermediate(value: Any) -> None:
             record = to_record(value, self.metric.name)
+            self.metric.check(record["metric"], evaluator)  # before more is trained in vain
             record["epoch"] = current_epoch(evaluator) or len(records) + 1
             records.append(record)
             callbacks.on_epoch(phase.name, dict(record))
