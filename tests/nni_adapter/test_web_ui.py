@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,6 @@ from nni_petridish.nni_adapter.nnictl import Experiment, free_port
 from nni_petridish.running.config import SearchConfig, read_experiment
 from tests.support import chaos
 
-# Chromium as root in a container; it must not look for updates.
-_FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--window-size=1400,1200",
-]
-
 
 def test_a_space_in_the_form_of_nni_is_the_same_search(tmp_path: Path) -> None:
     path = chaos.write_config(tmp_path, 2)
@@ -38,29 +23,6 @@ def test_a_space_in_the_form_of_nni_is_the_same_search(tmp_path: Path) -> None:
     assert to_nni_space(shown) == shown
     again = SearchConfig.from_parts(from_nni_space(shown), arguments, base, experiment)
     assert again == SearchConfig.from_yaml(path)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    """A headless Chromium; only in CI it must be there."""
-    if not _is_ci():
-        pytest.importorskip("selenium")
-    from selenium import webdriver
-
-    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if program is None or driver is None:
-        reason = "Chromium and ChromeDriver are not installed (chromium, chromium-driver)"
-        pytest.fail(reason) if _is_ci() else pytest.skip(reason)
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for flag in (*_FLAGS, f"--user-data-dir={tmp_path / 'chromium'}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    chromium = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        yield chromium
-    finally:
-        chromium.quit()
 
 
 @pytest.mark.browser
@@ -124,7 +86,3 @@ def _wait_for(
     while not condition():
         assert time.monotonic() < deadline, f"it took too long: {reason()}"
         time.sleep(0.2)
-
-
-def _is_ci() -> bool:
-    return bool(os.environ.get("CI"))
