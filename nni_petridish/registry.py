@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -94,6 +95,16 @@ class Measure:
     def scale(self) -> float:
         """The factor between the number and its shown form."""
         return 100.0 if self.is_share else 1.0
+
+    def text(self, value: float) -> str:
+        """Return a value in its shown form.
+
+        >>> ERROR.text(0.0367), PERPLEXITY.text(56.51), ERROR.text(float("nan"))
+        ('3.67 %', '56.51', 'not finite')
+        """
+        if not math.isfinite(value):
+            return "not finite"
+        return f"{100 * value:.2f} %" if self.is_share else f"{value:.4g}"
 
 
 ERROR = Measure("error", is_share=True)
@@ -267,3 +278,15 @@ def kinds_that_retrain_with(option: str) -> list[str]:
 def measure_of(space: Mapping[str, Any]) -> Measure:
     """Return the measure of a space; the error for spaces without a kind, such as NNI's."""
     return kind_of(space).MEASURE if space.get("space") in kind_names() else ERROR
+
+
+_NOTEBOOK = "nni_petridish.results.report.notebook"
+
+
+def notebook_html(folder: Path) -> str:
+    """Return the report of a gallery as an element of a notebook.
+
+    The report is on a higher floor than the gallery that shows it, so it is found by name, as the
+    kinds are.
+    """
+    return str(importlib.import_module(_NOTEBOOK).notebook_html(folder))

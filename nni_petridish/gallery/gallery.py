@@ -44,6 +44,7 @@ from nni_petridish.gallery.model_files import (
     read_files,
 )
 from nni_petridish.reading import read_json
+from nni_petridish.registry import notebook_html
 from nni_petridish.search.events import Event, model_event, quarantine_event
 from nni_petridish.search.records import Growth, Outcome, growth_number
 
@@ -212,6 +213,10 @@ class Gallery:
             raise GalleryError(f"Cannot quarantine model {id}: {error.strerror}.") from error
         self._journal_quarantine(id, reason)
         return True
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook."""
+        return notebook_html(self.folder)
 
     # Running growths.
 

@@ -106,6 +106,16 @@ class SearchState:
         ids = [id for id, facts in self._facts.items() if facts.status == DROPPED]
         return {id: self._last_failure(id) for id in sorted(ids, key=growth_number)}
 
+    def failures(self) -> dict[str, dict[int, str]]:
+        """Return the reasons of all failed attempts by id and attempt, of retried growths too."""
+        ids = [id for id, facts in self._facts.items() if facts.failures]
+        return {id: dict(self._facts[id].failures) for id in sorted(ids, key=growth_number)}
+
+    def quarantined(self) -> dict[str, str]:
+        """Return the reasons why models were quarantined, by id."""
+        ids = [id for id, facts in self._facts.items() if facts.quarantined is not None]
+        return {id: self._facts[id].quarantined or "" for id in sorted(ids, key=growth_number)}
+
     def lineage(self, id: str) -> list[str]:
         """Return the ids from the seed model to this model."""
         self._asked(id)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import math
 import re
-import shutil
-import subprocess
+import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from markupsafe import escape
 
-from nni_petridish.cli import main
+from nni_petridish.cli import _parser, main
 from nni_petridish.core.forecast import best_step, slopes
 from nni_petridish.core.grow import attach_candidates, sites
 from nni_petridish.gallery.gallery import Gallery
@@ -23,6 +25,12 @@ from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
 from nni_petridish.results.report import hull_table, lineage_table, write_report
 from nni_petridish.results.report.cells import draw_cells
 from nni_petridish.results.report.diary import loss_at_selection_and_end, predicted_change
+from nni_petridish.results.report.facts import Usage
+from nni_petridish.results.report.hull import hull_chart
+from nni_petridish.search.events import ask_event, fail_event, quarantine_event
+from nni_petridish.search.records import Growth, Outcome
+from nni_petridish.search.search import Search
+from nni_petridish.search.settings import SearchSettings
 from nni_petridish.tasks.task import Phase
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
@@ -37,23 +45,33 @@ Make = Callable[[Path], Gallery]
 class Page(HTMLParser):
     """Everything in a page that could make a browser fetch something; and its balance."""
 
-    VOID = ("meta", "line", "rect", "circle", "path", "polyline")
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.fetched: list[str] = []
         self.open: list[str] = []
         self.title = ""
+        self.scripts: list[str] = []
+        self.policy = ""
+        self.ids: list[str] = []
         self.feed(text)
 
     def handle_data(self, data: str) -> None:
         if self.open == ["html", "head", "title"]:
             self.title += data
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.fetched += [f"{tag} {k}={v}" for k, v in attrs if k in ("src", "href", "xlink:href")]
-        if tag in ("script", "link", "iframe", "object"):
+        given = dict(attrs)
+        inside = (given.get("href") or "").startswith("#")
+        if not inside:
+            self.fetched += [f"{tag} {k}" for k in given if k in ("src", "href", "xlink:href")]
+        if tag in ("link", "iframe", "object", "base", "form"):
             self.fetched.append(tag)
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"] or ""
+        if "id" in given:
+            self.ids.append(given["id"] or "")
         if tag != "meta":
             self.open.append(tag)
 
@@ -89,7 +107,17 @@ def test_the_page_is_whole_and_needs_no_network(tmp_path: Path, make: Make) -> N
     assert "url(" not in text
     assert "@import" not in text
     assert "prefers-color-scheme: dark" in text
-    assert all(id in text for id in MODELS)
+    assert [id for id in page.ids if id.startswith("g")] == list(MODELS)
+
+
+def test_the_only_script_that_may_run_is_ours(tmp_path: Path) -> None:
+    page = Page(report(vision_gallery(tmp_path)))
+    (script,) = page.scripts
+    assert script.startswith('"use strict"')
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in page.policy
+    assert "default-src 'none'" in page.policy
+    assert "connect-src 'none'" in page.policy
 
 
 @pytest.mark.parametrize("make", [vision_gallery, recurrent_gallery])
@@ -98,7 +126,8 @@ def test_every_picture_is_a_file_of_its_own_and_in_the_page(tmp_path: Path, make
     text = report(gallery)
     files = [gallery.folder / "hull.svg", *(gallery.folder / "pictures").iterdir()]
     assert len(files) > 10
-    assert len(files) == text.count("<svg")
+    assert len(files) + 1 == text.count("<svg")  # and the chart for phones
+    assert {f.name.split("-")[0] for f in files if "alphas" not in f.name} >= set(MODELS)
     for file in files:
         assert ET.parse(file).getroot().tag == "{http://www.w3.org/2000/svg}svg"
         assert "<style>" in file.read_text()
@@ -158,6 +187,7 @@ def test_what_others_have_named_is_text_in_the_page(tmp_path: Path) -> None:
     # The label and the shortcut: in the paragraph, in the chart, and in what is read aloud.
     assert text.count("&lt;script&gt;alert(&#") == 3 + 4
     assert "<i>" not in text
+    assert len(page.scripts) == 1
 
 
 def test_a_macro_model_has_a_drawing_for_each_cell() -> None:
@@ -222,7 +252,8 @@ def test_the_diary_tells_selected_predicted_and_realized(tmp_path: Path) -> None
     assert predicted_change({}) is None
     assert loss_at_selection_and_end(documents["history"]) == (0.8, 0.55)
     text = report(gallery)
-    assert "<td>−0.1000</td><td>−0.2500</td>" in text
+    assert "<dt>predicted Δ loss</dt><dd>−0.1000</dd>" in text
+    assert "<dt>realized Δ loss</dt><dd>−0.2500</dd>" in text
     chart = (gallery.folder / "pictures" / "g00001-alphas-normal.svg").read_text()
     assert chart.count("✓") == 2
 
@@ -334,34 +365,116 @@ def test_a_report_that_cannot_be_written_is_one_line(
     assert capsys.readouterr().err.startswith("nni-petridish: Cannot write the report into")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
-def test_a_browser_draws_it_light_and_dark(tmp_path: Path) -> None:
+def test_an_axis_is_logarithmic_where_errors_span_decades() -> None:
+    search = Search(SearchSettings())
+    for error, size in ((0.9, 100), (0.02, 300), (0.004, 500)):
+        growth = search.ask()
+        assert isinstance(growth, Growth)
+        search.tell(Outcome(growth.id, error, size, parameters=1))
+    root = ET.fromstring(hull_chart(search))
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert texts[:4] == ["0.1", "1", "10", "100"]  # percent
+    dots = {
+        d.attrib["data-model"]: d for d in root.iter(f"{SVG}circle") if "data-model" in d.attrib
+    }
+    heights = [float(dots[f"g0000{i}"].attrib["cy"]) for i in range(3)]
+    expected = math.log(0.9 / 0.02) / math.log(0.02 / 0.004)
+    assert (heights[1] - heights[0]) / (heights[2] - heights[1]) == pytest.approx(expected, 0.01)
+    # The hull is straight on linear axes, so it is bent here; it meets its models all the same.
+    (curve,) = root.iter(f"{SVG}polyline")
+    points = curve.attrib["points"].split()
+    assert len(points) > 40
+    for dot in dots.values():
+        assert f"{dot.attrib['cx']},{dot.attrib['cy']}" in points
+
+
+def test_failures_settings_and_times_are_told(tmp_path: Path) -> None:
+    gallery = vision_gallery(tmp_path)
+    for event in (
+        ask_event(Growth("g00004", "g00001", 4, 0.001, 2), 7300.0),
+        fail_event("g00004", 1, "out of <memory>"),
+        ask_event(Growth("g00004", "g00001", 5, 0.001, 2, attempt=2), 7300.0),
+        fail_event("g00004", 2, "loss is NaN"),
+        quarantine_event("g00002", "its weights are damaged"),
+        ask_event(Growth("g00005", "g00001", 6, 0.001, 2), 7300.0),
+    ):
+        gallery.journal.append(event)
+    text = report(gallery)
+    assert "<td>g00004, attempt 1</td><td>given up</td><td>out of &lt;memory&gt;</td>" in text
+    assert "<td>g00004, attempt 2</td><td>given up</td><td>loss is NaN</td>" in text
+    assert "<td>g00002</td><td>quarantined</td><td>its weights are damaged</td>" in text
+    assert "<dt>l1</dt><dd>0.001</dd>" in text
+    assert "2 h 1 min after the beginning" in text
+    assert "<dt>training</dt><dd>10.0 s</dd>" in text  # 2 + 4 + 4 epochs of a second
+    assert re.search(r"Unfinished:\s+<b>g00005</b> from g00001", text)
+
+
+def test_the_page_tells_how_to_load_each_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = vision_gallery(tmp_path).folder
+    monkeypatch.chdir(tmp_path)
+    usage = Usage.of(folder, {"space": "vision"})
+    assert f"<code>{escape(usage.python('g00002'))}</code>" in report(Gallery(folder))
+    scope: dict[str, Any] = {}
+    exec(usage.python("g00002"), scope)
+    assert scope["net"].facts["id"] == "g00002"
+    assert str(tmp_path) not in usage.python("g00002")
+    export, train = (shlex.split(line) for line in usage.commands("g00002").splitlines())
+    options = _parser().parse_args(export[1:])
+    assert (options.gallery, options.model) == (folder.relative_to(tmp_path), "g00002")
+    assert _parser().parse_args(train[1:]).model == "g00002"
+    other = Usage.of(folder, {"space": "nni"})  # its networks need the user's code
+    assert other.commands("g00002") == ""
+    exec(other.python("g00002"), scope)
+    assert scope["genotype"].growths == 1
+
+
+def test_a_notebook_shows_the_report_in_a_frame(tmp_path: Path) -> None:
+    gallery = vision_gallery(tmp_path)
+    shown = gallery._repr_html_()
+    frame = ET.fromstring(shown)
+    assert frame.tag == "iframe"
+    assert frame.attrib["sandbox"] == "allow-scripts"  # without access to the notebook
+    page = Page(frame.attrib["srcdoc"])
+    assert page.open == page.fetched == []
+    assert [id for id in page.ids if id.startswith("g")] == ["g00000", "g00001", "g00003"]
+    assert not (gallery.folder / "report.html").exists()
+
+
+@pytest.mark.browser
+def test_a_browser_shows_the_chosen_model_light_and_dark_wide_and_narrow(
+    tmp_path: Path, browser: Any
+) -> None:
     gallery = vision_gallery(tmp_path)
     report(gallery)
-    sizes = []
-    for scheme in ("1", "0"):  # Blink's numbers of light and dark
-        picture = tmp_path / f"{scheme}.png"
-        command = [
-            "chromium",
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
-            "--disable-background-networking",
-            f"--user-data-dir={tmp_path / 'chrome'}",
-            f"--blink-settings=preferredColorScheme={scheme}",
-            f"--screenshot={picture}",
-            (gallery.folder / "report.html").as_uri(),
-        ]
-        subprocess.run(command, capture_output=True, timeout=120, check=True)
-        sizes.append(_corner(picture))
-    assert sum(sizes[0]) > 3 * 200
-    assert sum(sizes[1]) < 3 * 60
+    for scheme, width in (("light", 1200), ("dark", 400)):
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get((gallery.folder / "report.html").as_uri())
+        assert _chosen(browser) == ["g00003"]  # the most accurate
+        (chart,) = [c for c in browser.find_elements("css selector", ".chart") if c.is_displayed()]
+        chart.find_element("css selector", "[data-model=g00002]").click()
+        assert _chosen(browser) == ["g00002"]
+        assert browser.current_url.endswith("#g00002")
+        assert "sep_conv_3x3" in browser.find_element("id", "g00002").text
+        lit = chart.find_elements("css selector", ".lit")
+        assert [line.get_attribute("data-child") for line in lit] == ["g00002"]
+        browser.find_element("css selector", ".steps button:last-child").click()
+        assert _chosen(browser) == ["g00003"]
+        script = "return document.documentElement.scrollWidth"
+        assert browser.execute_script(script) <= width
+        ground = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+        assert (sum(browser.execute_script(ground)) > 600) == (scheme == "light")
+    header = browser.find_element("css selector", "th:nth-child(3) button")
+    browser.execute_script("arguments[0].click()", header)
+    rows = browser.find_elements("css selector", "tr[data-model]")
+    assert rows[0].get_attribute("data-model") == "g00003"
+    assert [log["message"] for log in browser.get_log("browser")] == []
 
 
-def _corner(picture: Path) -> tuple[int, ...]:
-    from PIL import Image
-
-    with Image.open(picture) as image:
-        return tuple(image.convert("RGB").getpixel((2, 2)))  # type: ignore[arg-type]
+def _chosen(browser: Any) -> list[str]:
+    shown = browser.find_elements("css selector", ".model")
+    return [model.get_attribute("id") for model in shown if model.is_displayed()]

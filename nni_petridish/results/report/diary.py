@@ -10,37 +10,38 @@ from markupsafe import Markup
 
 from nni_petridish.results.report import svg
 
-_ROW = 19
+_ROW, _REACH = 19, 70
+"""Height of a row, and length of the longest bar."""
+_LETTER, _BOLD = 6.4, 7.4
+"""Widths of a letter, about."""
 
 
 def alpha_chart(key: str, rows: Sequence[Mapping[str, Any]], i_max: int) -> Markup:
-    """Draw the α of one table as bars, in order of |α|; the first ``i_max`` were selected."""
+    """Draw the |α| of one table as bars, in their order; the first ``i_max`` were selected."""
     largest = max((abs(_number(row.get("alpha")) or 0.0) for row in rows), default=0.0) or 1.0
     with_slopes = any(_number(row.get("slope")) is not None for row in rows)
-    # The longest name ends before the longest bar to the left; two charts fit side by side.
-    middle, reach = 272.0, 70.0
-    at_alpha, at_slope = middle + reach + 58, middle + reach + 136
-    width = 8 + (at_slope if with_slopes else at_alpha)
+    left = 24 + max((_width(row, i < i_max) for i, row in enumerate(rows)), default=0.0)
+    at_alpha, at_slope = left + _REACH + 54, left + _REACH + 126
     parts = [
         svg.text(8, 16, key, "bold"),
-        svg.text(middle, 16, "0", "soft", "middle"),
         svg.text(at_alpha, 16, "α", "soft", "end"),
-        svg.line(middle, 22, middle, 26 + _ROW * len(rows), "kin"),
+        svg.line(left, 22, left, 26 + _ROW * len(rows), "kin"),
     ]
     if with_slopes:
         parts.append(svg.text(at_slope, 16, "slope", "soft", "end"))
     for i, row in enumerate(rows):
         alpha = _number(row.get("alpha"))
         y, selected = 26 + _ROW * i, i < i_max
-        length = abs(alpha or 0.0) / largest * reach
-        x = middle if (alpha or 0.0) >= 0 else middle - length
+        length = max(abs(alpha or 0.0) / largest * _REACH, 0.5)
         css = "bold" if selected else "soft"
         parts.append(svg.text(8, y + 13, ("✓ " if selected else "") + _name(row), css))
-        parts.append(svg.box(x, y + 3, max(length, 0.5), 12, "f0" if selected else "muted-f", 2))
+        parts.append(svg.box(left, y + 3, length, 12, "f0" if selected else "muted-f", 2))
         parts.append(svg.text(at_alpha, y + 13, _signed(alpha), css, "end"))
         if with_slopes:
             slope = _signed(_number(row.get("slope")), 5)
             parts.append(svg.text(at_slope, y + 13, slope, css, "end"))
+    # The key may be longer than everything below it.
+    width = max(at_slope if with_slopes else at_alpha, _BOLD * len(key)) + 8
     return svg.picture(width, 32 + _ROW * len(rows), parts, f"α of the candidates of {key}")
 
 
@@ -70,6 +71,10 @@ def selected_shortcuts(alphas: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _name(row: Mapping[str, Any]) -> str:
     return f"{row['op']}({row['source']})"
+
+
+def _width(row: Mapping[str, Any], selected: bool) -> float:
+    return _BOLD * (len(_name(row)) + 2) if selected else _LETTER * len(_name(row))
 
 
 def _number(value: object) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from nni_petridish.registry import ERROR, Measure
 from nni_petridish.results.report import svg
 from nni_petridish.results.report.tables import walk
 from nni_petridish.search.search import Search
@@ -11,13 +12,18 @@ from nni_petridish.search.search import Search
 _ROW, _INDENT, _TOP = 24, 22, 34
 
 
-def lineage_tree(search: Search) -> Markup:
+def lineage_tree(search: Search, measure: Measure = ERROR) -> Markup:
     """Draw every model below its parent; models on the hull are filled."""
     rows = list(walk(search))
     on_hull = {record.id for record in search.hull()}
     depth = max((len(last) for _, last in rows), default=0)
     left = 20 + _INDENT * depth + 90
-    columns = (("error", 70), ("multiply-adds", 170), ("parameters", 270), ("times grown", 370))
+    columns = (
+        (measure.name, 70),
+        ("multiply-adds", 170),
+        ("parameters", 270),
+        ("times grown", 370),
+    )
     parts = [svg.text(left + x, 18, title, "soft", "end") for title, x in columns]
     at: dict[str, tuple[float, float]] = {}
     for row, (record, last) in enumerate(rows):
@@ -30,10 +36,11 @@ def lineage_tree(search: Search) -> Markup:
             )
         hull = record.id in on_hull
         tip = f"{record.id} is {'on' if hull else 'above'} the hull"
-        parts.append(svg.dot(x, y, 6, "mark f0" if hull else "mark", tip))
+        data = {"model": record.id}
+        parts.append(svg.dot(x, y, 6, "mark f0" if hull else "mark", tip, data))
         parts.append(svg.text(x + 11, y + 4, record.id, "bold" if hull else ""))
         values = (
-            f"{record.error:.4f}",
+            measure.text(record.error),
             svg.short_count(record.multiply_adds),
             svg.short_count(record.parameters),
             str(search.times_chosen(record.id)),

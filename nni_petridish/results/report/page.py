@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +17,58 @@ from markupsafe import Markup
 from nni_petridish.errors import GalleryError, PetridishError
 from nni_petridish.gallery.files import write_file
 from nni_petridish.gallery.gallery import Gallery
-from nni_petridish.registry import ERROR, Measure, measure_of
+from nni_petridish.registry import Measure, measure_of
 from nni_petridish.results.report import svg
-from nni_petridish.results.report.diary import (
-    loss_at_selection_and_end,
-    predicted_change,
-    selected_shortcuts,
+from nni_petridish.results.report.facts import (
+    Usage,
+    duration,
+    failure_rows,
+    model_facts,
+    setting_rows,
 )
 from nni_petridish.results.report.pictures import PICTURES, Documents, Pictures, draw_pictures
-from nni_petridish.results.report.tables import hull_rows
 from nni_petridish.search.search import Search
 
 REPORT_FILE = "report.html"
-TEMPLATE = "report.html.jinja"
-"""Jinja template of the page, beside this module."""
+TEMPLATE, STYLE, SCRIPT = "report.html.jinja", "report.css", "report.js"
+"""The Jinja template of the page, its style and its script, beside this module."""
+_UNKNOWN = Measure("error", is_share=False)
+"""The measure of models that were measured by a user's code: it may be any number."""
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What a report is made of.
+
+    Parameters
+    ----------
+    search
+        The models.
+    folder
+        The folder of the gallery.
+    space, settings
+        Those of the gallery.
+    documents
+        The documents of all models that can be read.
+    measure
+        The measure of their error.
+    """
+
+    search: Search
+    folder: Path
+    space: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    documents: Documents = field(default_factory=dict)
+    measure: Measure = _UNKNOWN
+
+
 def write_report(search: Search, folder: Path) -> Path:
     """Write the report of a gallery; return its path."""
-    documents, measure = _read_gallery(search, folder)
-    pictures = draw_pictures(search, documents, measure)
-    page = _render(search, folder.name, documents, pictures)
+    contents = read_contents(search, folder)
+    pictures = draw_pictures(search, contents.documents, contents.measure)
+    page = render_page(contents, pictures)
     try:
         (folder / PICTURES).mkdir(exist_ok=True)
         for path, picture in pictures.files().items():
@@ -46,14 +79,39 @@ def write_report(search: Search, folder: Path) -> Path:
     return folder / REPORT_FILE
 
 
-def _read_gallery(search: Search, folder: Path) -> tuple[dict[str, dict[str, Any]], Measure]:
-    """Return the documents of all models that can be read, and the measure of their error."""
+def report_html(
+    search: Search,
+    folder: Path,
+    *,
+    version: str | None = None,
+    detailed: Container[str] | None = None,
+) -> str:
+    """Return the page of a report without writing anything.
+
+    Parameters
+    ----------
+    search
+        The models.
+    folder
+        The folder of their gallery.
+    version
+        The version of a page that is served and refreshes itself; None for a page that does not.
+    detailed
+        Ids of the models that are shown in detail; all by default.
+    """
+    contents = read_contents(search, folder)
+    pictures = draw_pictures(search, contents.documents, contents.measure, detailed)
+    return render_page(contents, pictures, version=version, detailed=detailed)
+
+
+def read_contents(search: Search, folder: Path) -> Contents:
+    """Read the documents of a gallery; what cannot be read is left out with a warning."""
     documents = {}
     try:
         gallery = Gallery(folder)
     except PetridishError as error:
         _log.warning("The report has no cells and no diary: %s", error)
-        return {}, ERROR
+        return Contents(search, folder)
     for record in search.models():
         try:
             documents[record.id] = gallery.load_documents(record.id)
@@ -61,17 +119,67 @@ def _read_gallery(search: Search, folder: Path) -> tuple[dict[str, dict[str, Any
             _log.warning(
                 "The report leaves out the cells and the diary of %s: %s", record.id, error
             )
-    return documents, _measure(gallery, documents)
+    measure = _measure(gallery, documents)
+    return Contents(search, folder, gallery.space, gallery.settings, documents, measure)
 
 
 def _measure(gallery: Gallery, documents: Documents) -> Measure:
-    """Return the measure of the space; the error where the models were measured otherwise."""
+    """Return the measure of the space, if the models were measured by it."""
     measure = measure_of(gallery.space)
     first: Mapping[str, Any] = next(iter(documents.values()), {})
-    return measure if measure.name in first.get("metrics", {}).get("metrics", {}) else ERROR
+    return measure if measure.name in first.get("metrics", {}).get("metrics", {}) else _UNKNOWN
 
 
-def _render(search: Search, title: str, documents: Documents, pictures: Pictures) -> str:
+def render_page(
+    contents: Contents,
+    pictures: Pictures,
+    *,
+    version: str | None = None,
+    detailed: Container[str] | None = None,
+) -> str:
+    """Return the page of a report; see `report_html`."""
+    search, measure = contents.search, contents.measure
+    models = model_facts(search, contents.documents, measure)
+    times = [model.seconds for model in models if model.seconds is not None]
+    script = _resource(SCRIPT)
+    return _template().render(
+        title=contents.folder.resolve().name,
+        version=version,
+        policy=_policy(script, is_live=version is not None),
+        style=Markup(svg.STYLE + _resource(STYLE)),
+        script=Markup(script),
+        measure=measure,
+        models=models,
+        shown=[model for model in models if detailed is None or model.id in detailed],
+        best=next((model for model in models if model.is_best), None),
+        running=search.running(),
+        failures=failure_rows(search),
+        usage=Usage.of(contents.folder, contents.space),
+        space_rows=list(setting_rows(contents.space)),
+        setting_rows=list(setting_rows(contents.settings)),
+        training_time=duration(sum(times)) if times else None,
+        elapsed=duration(search.elapsed) if search.elapsed else None,
+        pictures=pictures,
+    )
+
+
+def _policy(script: str, is_live: bool) -> str:
+    """Return a policy that lets a browser run our script only, and connect to nothing else."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    connect = "'self'" if is_live else "'none'"
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}';"
+        f" connect-src {connect}; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _resource(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__, "."),
         autoescape=True,
@@ -81,44 +189,4 @@ def _render(search: Search, title: str, documents: Documents, pictures: Pictures
         keep_trailing_newline=True,
     )
     environment.filters["short_count"] = svg.short_count
-    return environment.get_template(TEMPLATE).render(
-        title=title,
-        picture_style=Markup(svg.STYLE),
-        best=search.best(),
-        models=search.models(),
-        hull=search.hull(),
-        hull_rows=hull_rows(search),
-        change_rows=_change_rows(search, documents),
-        selected={
-            id: selected_shortcuts(parts.get("alphas") or {}) for id, parts in documents.items()
-        },
-        pictures=pictures,
-    )
-
-
-def _change_rows(search: Search, documents: Documents) -> list[dict[str, str]]:
-    """Return one row per growth: the changes of the loss and of the error."""
-    rows = []
-    models = {record.id: record for record in search.models()}
-    for id, record in models.items():
-        if record.parent is None or id not in documents:
-            continue
-        predicted = predicted_change(documents[id].get("alphas") or {})
-        losses = loss_at_selection_and_end(documents[id].get("history") or {})
-        before = models.get(record.parent)
-        rows.append(
-            {
-                "growth": id,
-                "parent": record.parent,
-                "loss at selection": f"{losses[0]:.4f}" if losses else "-",
-                "predicted Δ loss": _signed(predicted),
-                "realized Δ loss": _signed(losses[1] - losses[0] if losses else None),
-                "loss after training": f"{losses[1]:.4f}" if losses else "-",
-                "Δ error": _signed(record.error - before.error if before else None),
-            }
-        )
-    return rows
-
-
-def _signed(value: float | None) -> str:
-    return "-" if value is None or value != value else f"{value:+.4f}".replace("-", "−")
+    return environment.get_template(TEMPLATE)

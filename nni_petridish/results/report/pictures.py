@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -12,8 +12,9 @@ from markupsafe import Markup
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.registry import Measure
 from nni_petridish.results.report.cells import draw_cells
-from nni_petridish.results.report.charts import hull_chart, training_chart
+from nni_petridish.results.report.charts import training_chart
 from nni_petridish.results.report.diary import alpha_chart
+from nni_petridish.results.report.hull import NARROW, hull_chart
 from nni_petridish.results.report.lineage import lineage_tree
 from nni_petridish.search.search import Search
 
@@ -31,12 +32,12 @@ class Pictures:
 
     Parameters
     ----------
-    hull
-        All models by multiply-adds and error.
+    hull, narrow_hull
+        All models by multiply-adds and error, for screens and for phones.
     lineage
         All models as a tree.
     cells
-        The cells of the models on the hull: by model and kind of cell.
+        The cells of each model: by model and kind of cell.
     alphas
         The α of the candidates of each growth: by model and α table.
     training
@@ -44,6 +45,7 @@ class Pictures:
     """
 
     hull: Markup
+    narrow_hull: Markup
     lineage: Markup
     cells: Mapping[str, Mapping[str, Markup]]
     alphas: Mapping[str, Mapping[str, Markup]]
@@ -63,18 +65,30 @@ class Pictures:
         }
 
 
-def draw_pictures(search: Search, documents: Documents, measure: Measure) -> Pictures:
-    """Draw all pictures of a report; models without documents are in the overviews only."""
-    cells = {
-        record.id: draw_cells(
-            Genotype.from_dict(documents[record.id]["genotype"]),
-            _authors(search.lineage(record.id), documents),
-        )
-        for record in search.hull()
-        if record.id in documents
-    }
-    alphas, training = {}, {}
+def draw_pictures(
+    search: Search, documents: Documents, measure: Measure, detailed: Container[str] | None = None
+) -> Pictures:
+    """Draw all pictures of a report.
+
+    Parameters
+    ----------
+    search
+        The models.
+    documents
+        Their documents; models without documents are in the overviews only.
+    measure
+        The measure of their error.
+    detailed
+        Ids of the models with pictures of their own; all by default.
+    """
+    cells, alphas, training = {}, {}, {}
     for id, parts in documents.items():
+        if detailed is not None and id not in detailed:
+            continue
+        genotype = Genotype.from_dict(parts["genotype"])
+        drawn = draw_cells(genotype, _authors(search.lineage(id), documents))
+        if drawn:
+            cells[id] = drawn
         tables = parts.get("alphas") or {}
         alphas[id] = {
             key: alpha_chart(key, rows, tables["i_max"])
@@ -84,9 +98,10 @@ def draw_pictures(search: Search, documents: Documents, measure: Measure) -> Pic
         if losses is not None:
             training[id] = losses
     return Pictures(
-        hull=hull_chart(search, f"validation {measure.name}"),
-        lineage=lineage_tree(search),
-        cells={id: drawn for id, drawn in cells.items() if drawn},
+        hull=hull_chart(search, measure),
+        narrow_hull=hull_chart(search, measure, NARROW),
+        lineage=lineage_tree(search, measure),
+        cells=cells,
         alphas=alphas,
         training=training,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from markupsafe import Markup
@@ -72,9 +72,19 @@ def text(x: float, y: float, content: str, css: str = "", anchor: str = "start")
     return f'<text {place} class="{css}">{escape(content)}</text>'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
+Data = Mapping[str, str]
+"""Attributes ``data-NAME`` of an element, which the script of a page reads."""
+
+
+def _data(attributes: Data | None) -> str:
+    given = attributes or {}
+    return "".join(f' data-{name}="{escape(value)}"' for name, value in given.items())
+
+
+def line(x1: float, y1: float, x2: float, y2: float, css: str, data: Data | None = None) -> str:
     """Return a straight line."""
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{css}"/>'
+    place = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {place} class="{css}"{_data(data)}/>'
 
 
 def polyline(points: Sequence[tuple[float, float]], css: str) -> str:
@@ -97,10 +107,10 @@ def box(x: float, y: float, width: float, height: float, css: str, radius: float
     )
 
 
-def dot(x: float, y: float, radius: float, css: str, tip: str) -> str:
+def dot(x: float, y: float, radius: float, css: str, tip: str, data: Data | None = None) -> str:
     """Return a circle with the tooltip ``tip``."""
     return (
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{css}">'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{css}"{_data(data)}>'
         f"<title>{escape(tip)}</title></circle>"
     )
 
