@@ -13,6 +13,7 @@ from nni_petridish.baselines.feature_selection.cli import add_analogy_command
 from nni_petridish.errors import PetridishError
 from nni_petridish.nni_adapter.commands import add_run_command
 from nni_petridish.results.commands import add_check_command, add_model_commands, finish_search
+from nni_petridish.results.serve import add_serve_command
 from nni_petridish.running.commands import add_search_command
 from nni_petridish.running.process import keep_freed_memory, set_threads
 from nni_petridish.studies.ablations.cli import add_ablate_command
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     add_search_command(commands, read_config, finish_search)
     add_check_command(commands, read_config)
     add_model_commands(commands)  # show, export, train
+    add_serve_command(commands)
     add_analogy_command(commands)
     add_tune_command(commands)
     add_ablate_command(commands)
