@@ -3,7 +3,7 @@ PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3))
 BIN := .venv/bin
 CONFIG ?= configs/petridish.yml
 
-.PHONY: search test test-all lint format benchmark clean
+.PHONY: search test test-all lint format docs benchmark clean
 
 search: .venv/installed
 	$(BIN)/nni-petridish run $(CONFIG) --resume
@@ -23,6 +23,9 @@ lint: .venv/installed
 format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: .venv/installed
+	$(BIN)/mkdocs build --quiet
 
 benchmark: .venv/installed
 	$(BIN)/python benchmarks/weak_learning.py
