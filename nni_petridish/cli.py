@@ -18,6 +18,7 @@ from nni_petridish.running.commands import add_search_command
 from nni_petridish.running.process import keep_freed_memory, set_threads
 from nni_petridish.studies.ablations.cli import add_ablate_command
 from nni_petridish.studies.commands import read_config
+from nni_petridish.studies.judge.cli import add_judge_command
 from nni_petridish.studies.tuning.cli import add_tune_command
 
 _LONGEST_LINE = 2000
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add_analogy_command(commands)
     add_tune_command(commands)
     add_ablate_command(commands)
+    add_judge_command(commands)
     return parser
 
 

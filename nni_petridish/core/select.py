@@ -7,6 +7,7 @@ result to ``finalize_candidates(net, scores=...)``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,8 +51,46 @@ def gain_score(net: nn.Module, losses: Losses) -> dict[str, list[float]]:
     losses
         Returns parts of the loss on held-out batches.
     """
-    tables = _tables(net)
-    sums = {key: torch.zeros(2, len(t.shortcuts), dtype=torch.float64) for key, t in tables.items()}
+    return {key: products.gains() for key, products in held_out_products(net, losses).items()}
+
+
+@dataclass
+class Products:
+    """Inner products of the candidates û of one α table and g = ∇_{x_k} L, over all its sites.
+
+    Parameters
+    ----------
+    correlations
+        B = ⟨−g, û⟩ of each candidate.
+    norms
+        U = ⟨û, û⟩ of each candidate.
+    residual
+        ⟨g, g⟩.
+    """
+
+    correlations: Tensor
+    norms: Tensor
+    residual: float = 0.0
+
+    def add(self, g: Tensor, candidates: Sequence[Tensor]) -> None:
+        """Add the inner products at one site on one batch."""
+        g = g.detach()
+        pairs = [torch.stack([-(g * u).sum(), (u * u).sum()]) for u in candidates]
+        correlations, norms = torch.stack(pairs, dim=1).to("cpu", torch.float64)
+        self.correlations += correlations
+        self.norms += norms
+        self.residual += float((g * g).sum())
+
+    def gains(self) -> list[float]:
+        """Return B²/U of each candidate; 0 for a candidate that is 0."""
+        norms = self.norms
+        found = torch.where(norms > 0, self.correlations.square() / norms, torch.zeros_like(norms))
+        return [float(gain) for gain in found]
+
+
+def held_out_products(net: nn.Module, losses: Losses) -> dict[str, Products]:
+    """Return the inner products of all α tables, in evaluation mode; see `gain_score`."""
+    products = {key: _no_products(table) for key, table in _tables(net).items()}
     passed: list[tuple[str, Tensor, list[Tensor]]] = []
     handles = [
         site.weak_learner.register_forward_hook(_observer(site.key, passed))
@@ -66,12 +105,18 @@ def gain_score(net: nn.Module, losses: Losses) -> dict[str, list[float]]:
                 gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
                 for (key, _, candidates), g in zip(passed, gradients, strict=True):
                     if g is not None:
-                        sums[key] += _products(g, candidates)
+                        products[key].add(g, candidates)
                 passed[:] = [one for one, g in zip(passed, gradients, strict=True) if g is None]
     finally:
         for handle in handles:
             handle.remove()
-    return {key: _gains(key, *pair) for key, pair in sums.items()}
+    for key, found in products.items():
+        if not found.norms.any():
+            raise GrowthError(
+                f"the gain of {key!r} is unknown: its candidates do not run in evaluation, or there"
+                " are no held-out batches."
+            )
+    return products
 
 
 SCORES: dict[str, Score] = {"alpha": alpha_score, "gain": gain_score, "random": random_score}
@@ -104,18 +149,6 @@ def _observer(
     return observe
 
 
-def _products(g: Tensor, candidates: Sequence[Tensor]) -> Tensor:
-    """Return ⟨−g, û⟩ and ⟨û, û⟩ of every candidate, shape (2, candidates)."""
-    g = g.detach()
-    pairs = [torch.stack([-(g * u).sum(), (u * u).sum()]) for u in candidates]
-    return torch.stack(pairs, dim=1).to("cpu", torch.float64)
-
-
-def _gains(key: str, correlations: Tensor, norms: Tensor) -> list[float]:
-    if not norms.any():
-        raise GrowthError(
-            f"the gain of {key!r} is unknown: its candidates do not run in evaluation, or there"
-            " are no held-out batches."
-        )
-    gains = torch.where(norms > 0, correlations.square() / norms, torch.zeros_like(norms))
-    return [float(gain) for gain in gains]
+def _no_products(table: AlphaTable) -> Products:
+    correlations, norms = torch.zeros(2, len(table.shortcuts), dtype=torch.float64)
+    return Products(correlations, norms)

@@ -226,6 +226,14 @@ class MacroSpace:
         if not self.stages or min(self.stages) < 1:
             raise ConfigError(f"stages must be at least one whole number but got {self.stages!r}.")
 
+    def genotype(self, code: str) -> MacroGenotype:
+        """Return the genotype with this code."""
+        return self.check(MacroGenotype(code))
+
+    def code(self, genotype: Genotype) -> str:
+        """Return the code of a genotype."""
+        return self.check(genotype).code
+
     def seed(self) -> MacroGenotype:
         """Return the network of identities."""
         return MacroGenotype("0" * sum(self.stages))
@@ -233,6 +241,23 @@ class MacroSpace:
     def build(self, genotype: Genotype) -> MacroNetwork:
         """Build the network that was trained for the table, with fresh weights."""
         return MacroNetwork(self, self.check(genotype))
+
+    def build_grown(self, parent: nn.Module, genotype: Genotype) -> MacroNetwork:
+        """Build a network with the weights of its parent; only new blocks have fresh weights.
+
+        Where a new block is added to its input it starts at zero, so that the function is that of
+        the parent. Where it replaces a strided convolution that is not possible.
+        """
+        net = self.build(genotype)
+        old = parent.state_dict()
+        own = net.state_dict()
+        net.load_state_dict({name: old.get(name, value) for name, value in own.items()})
+        for name, layer in net.named_modules():
+            if not isinstance(layer, Layer) or layer.block is None or not layer.keeps_shape:
+                continue
+            if f"{name}.block.0.weight" not in old:
+                nn.init.zeros_(layer.block.last_norm().weight)
+        return net
 
     def check(self, genotype: Genotype) -> MacroGenotype:
         """Return the genotype if it fits this space, else raise `GenotypeError`."""

@@ -1,0 +1,111 @@
+"""The scores that are judged: of trained candidates, of fresh children, and of sizes.
+
+Each is a function in a dictionary. To judge another one, add it there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from nni_petridish.core.grow import sites
+from nni_petridish.core.modes import evaluation_mode
+from nni_petridish.core.select import Losses, Products, alpha_score, held_out_products
+from nni_petridish.studies.judge import zero_cost
+from nni_petridish.studies.judge.tables import Row
+
+KeyScores = dict[str, list[float]]
+"""One number for each candidate in the order of its α table, by key."""
+
+
+class Evidence:
+    """A network with trained candidates and its held-out losses; products are computed once."""
+
+    def __init__(self, net: nn.Module, losses: Losses) -> None:
+        self.net, self.losses = net, losses
+
+    @cached_property
+    def products(self) -> dict[str, Products]:
+        """The inner products of gradients and candidates."""
+        return held_out_products(self.net, self.losses)
+
+    def few_losses(self, net: nn.Module) -> Iterator[Tensor]:
+        """Return the losses of the first two held-out batches."""
+        return itertools.islice(iter(self.losses(net)), 2)
+
+
+def alpha(evidence: Evidence) -> KeyScores:
+    """Return |α|, the paper's score."""
+    return alpha_score(evidence.net, evidence.losses)
+
+
+def gain(evidence: Evidence) -> KeyScores:
+    """Return the least-squares decrease B²/U."""
+    return {key: products.gains() for key, products in evidence.products.items()}
+
+
+def cosine(evidence: Evidence) -> KeyScores:
+    """Return B²/(U·⟨g, g⟩), the share of the site's residual that the candidate explains."""
+    return {
+        key: [gain / max(products.residual, 1e-300) for gain in products.gains()]
+        for key, products in evidence.products.items()
+    }
+
+
+def slope(evidence: Evidence) -> KeyScores:
+    """Return |α·B|, the first-order change of the loss along the candidate."""
+    alphas = alpha(evidence)
+    return {
+        key: [abs(a * float(b)) for a, b in zip(alphas[key], p.correlations, strict=True)]
+        for key, p in evidence.products.items()
+    }
+
+
+def gradient_norm(evidence: Evidence) -> KeyScores:
+    """Return the norm of the loss's gradient in the candidate's own weights, without α."""
+    net = evidence.net
+    found: KeyScores = {}
+    learners = [(site.key, site.weak_learner) for site in sites(net) if site.weak_learner]
+    groups = [(key, list(op.parameters())) for key, learner in learners for op in learner.ops]
+    everything = [parameter for _, group in groups for parameter in group]
+    totals = [torch.zeros_like(parameter) for parameter in everything]
+    with evaluation_mode(net):
+        for loss in evidence.few_losses(net):
+            gradients = torch.autograd.grad(loss, everything, allow_unused=True)
+            for total, gradient in zip(totals, gradients, strict=True):
+                if gradient is not None:
+                    total += gradient
+    squares = iter([float(total.square().sum()) for total in totals])
+    for key, group in groups:
+        found.setdefault(key, []).append(sum(next(squares) for _ in group) ** 0.5)
+    return found
+
+
+CANDIDATE_SCORES: dict[str, Callable[[Evidence], KeyScores]] = {
+    "alpha": alpha,
+    "gain": gain,
+    "cosine": cosine,
+    "slope": slope,
+    "gradient": gradient_norm,
+}
+"""Scores of candidates, at every checkpoint of weak learning."""
+
+CHILD_SCORES: dict[str, Callable[[nn.Module, Tensor, Tensor], float]] = {
+    "synflow": zero_cost.synflow,
+    "snip": zero_cost.snip,
+    "grasp": zero_cost.grasp,
+    "jacov": zero_cost.jacov,
+    "nwot": zero_cost.nwot,
+}
+"""Scores of a child with fresh weights, from (network, images, labels)."""
+
+SIZE_SCORES: dict[str, Callable[[Row], float]] = {
+    "flops": lambda row: row.multiply_adds,
+    "parameters": lambda row: row.parameters,
+    "cheapest": lambda row: -row.multiply_adds,
+}
+"""Scores of a child by its row in the table; the accuracies are not looked at."""

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+from scipy.stats import kendalltau
+
+from nni_petridish.cli import main
+from nni_petridish.studies.judge import policies as judged
+from nni_petridish.studies.judge.policies import Chooser, NamedPolicy, Policy, Scene, Training
+from nni_petridish.studies.judge.simulate import WEAK_COST, _until, simulate
+from tests.studies.test_judge_tables import small_table
+
+
+def trained(policy: Policy, limit: int = 60, budget: int = 20, seed: int = 0) -> list[Training]:
+    table = small_table()
+    run = policy(Scene(table, limit, budget, random.Random(seed)))
+    found = [next(run)]
+    try:
+        while len(found) < budget:
+            found.append(run.send(table.rows[found[-1].code].accuracy))
+    except StopIteration:
+        pass
+    return found
+
+
+@pytest.mark.parametrize("name", judged.policies((0.5,)))
+def test_policies_train_architectures_of_the_table(name: str) -> None:
+    table, policy = small_table(), judged.policies((0.5,))[name].policy
+    codes = [training.code for training in trained(policy)]
+    assert set(codes) <= set(table.rows)
+    if "paper" not in name:  # as in a search, a growth of the paper's policy may exceed the limit
+        assert all(table.rows[code].multiply_adds <= 60 for code in codes)
+    if name not in ("evolution", "TPE"):  # which may train an architecture again
+        assert len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize("name", ["paper, τ 0.5", "within limit, upper confidence, τ 0.5"])
+def test_growing_policies_add_to_a_trained_parent(name: str) -> None:
+    table = small_table()
+    codes = [training.code for training in trained(judged.policies((0.5,))[name].policy)]
+    assert codes[0] == table.seed
+    for i, code in enumerate(codes[1:], start=1):
+        assert any(code in table.children(before) for before in codes[:i])
+
+
+def test_the_best_child_comes_first_with_tau_1() -> None:
+    assert trained(judged.paper(Chooser(1.0)), limit=1000)[1].code == "002"
+    assert trained(judged.growing(Chooser(1.0), judged.by_accuracy))[1].code == "002"
+
+
+def test_the_simulated_score_has_the_wanted_tau() -> None:
+    table, rng = small_table(4), random.Random(0)
+    accuracies = [row.accuracy for row in table.rows.values()]
+    for tau in (0.0, 0.4, 0.8):
+        found = [
+            kendalltau(Chooser(tau)._scores(accuracies, rng), accuracies).statistic
+            for _ in range(50)
+        ]
+        assert math.fsum(found) / len(found) == pytest.approx(tau, abs=0.04)
+
+
+def test_one_weak_learning_serves_several_children() -> None:
+    found = trained(judged.growing(Chooser(0.5), judged.by_hull, children=3), budget=7)
+    assert [training.weak for training in found] == [False, *[True, False, False] * 2]
+    assert not any(training.weak for training in trained(judged.paper(Chooser())))
+
+
+def test_time_counts_multiply_adds_and_weak_learning() -> None:
+    table = small_table()
+    path = [(Training("000"), 50.0), (Training("001", weak=True), 53.0), (Training("010"), 52.0)]
+    assert len(_until(table, path, 10 + 20 * (1 + WEAK_COST))) == 2
+    assert len(_until(table, path, 10 + 20 * (1 + WEAK_COST) - 1)) == 1
+    assert len(_until(table, path, 0)) == 1
+
+
+def test_simulations_repeat_and_good_choices_pay() -> None:
+    named = {
+        name: NamedPolicy(judged.paper(Chooser(tau)))
+        for name, tau in (("random child", 0.0), ("best child", 1.0))
+    }
+    first, again = (simulate(small_table(4), repetitions=5, named=named) for _ in range(2))
+    assert first == again
+    mean = {(one.policy, one.limit): sum(one.regrets[10]) / 5 for one in first}
+    for limit in (40, 60):
+        assert 0 <= mean["best child", limit] < mean["random child", limit]
+
+
+def test_the_command_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "macro.json", tmp_path / "out"
+    rows = {
+        "".join(code): {"test_acc": [50.0 + sum(map(int, code))], "params": 1, "flops": 10**7}
+        for code in itertools.product("012", repeat=8)
+    }
+    file.write_text(json.dumps(rows))
+    options = ["--file", str(file), "--out", str(out), "--repetitions", "1"]
+    assert main(["judge", "policies", *options]) == 0
+    assert "Within 40M multiply-adds" in capsys.readouterr().out
+    assert "| TPE | " in (out / "policies.md").read_text()
+    assert (out / "policies.csv").read_text().startswith("policy,limit,clock,n,regret")

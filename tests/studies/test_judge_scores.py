@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nni_petridish import attach_candidates, sites
+from nni_petridish.core.select import gain_score
+from nni_petridish.errors import ConfigError
+from nni_petridish.studies.judge import zero_cost
+from nni_petridish.studies.judge.report import write_scores_report
+from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, Evidence
+from nni_petridish.studies.judge.settings import JudgeSettings, Parent
+from nni_petridish.studies.judge.work import Judgement, judge_scores
+from nni_petridish.tasks.vision.data import DataSet
+from nni_petridish.tasks.vision.splits import TensorSplit, pixel_statistics
+from search_spaces.tables.macro import MacroGenotype, MacroSpace
+from tests.studies.test_judge_tables import small_table
+
+
+def space() -> MacroSpace:
+    return MacroSpace((3, 8, 8), 4, stages=(1, 2), filters=4, features=8)
+
+
+def data() -> DataSet:
+    def split(n: int, seed: int) -> TensorSplit:
+        generator = torch.Generator().manual_seed(seed)
+        raw = torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=generator)
+        raw = raw.contiguous(memory_format=torch.channels_last)
+        labels = torch.randint(4, (n,), generator=generator)
+        return TensorSplit(raw, labels, *pixel_statistics(raw))
+
+    return DataSet("made", (3, 8, 8), 4, split(40, 0), split(20, 1), split(20, 2))
+
+
+SETTINGS = JudgeSettings(
+    parents=(1, 1),
+    short_steps=2,
+    short_grown_steps=2,
+    long_steps=4,
+    long_grown_steps=3,
+    checkpoints=(1, 3),
+    batch_size=8,
+    held_out=15,
+)
+
+
+def judgement(folder: Path, settings: JudgeSettings = SETTINGS) -> Judgement:
+    return Judgement(small_table(), space(), data(), settings, folder)
+
+
+def test_parents_are_judged_once_and_alike(tmp_path: Path) -> None:
+    told: list[Parent] = []
+    judge_scores(judgement(tmp_path), on_parent=lambda parent, result: told.append(parent))
+    assert len(told) == 4
+    file = tmp_path / "results" / f"{told[3].name}.json"
+    before = json.loads(file.read_bytes())
+    table = small_table()
+    assert sorted(before["children"]) == sorted(table.children(told[3].code))
+    assert set(before["scores"]["3"]) == set(CANDIDATE_SCORES)
+    assert set(before["fresh"]) == set(CHILD_SCORES)
+    file.unlink()  # the weights of the parent are still there
+    told.clear()
+    judge_scores(judgement(tmp_path), on_parent=lambda parent, result: told.append(parent))
+    assert [parent.name for parent in told] == [file.stem]
+    after = json.loads(file.read_bytes())
+    assert after["scores"] == before["scores"]
+    text = write_scores_report(tmp_path, table)
+    assert "4 parents of 2 architectures" in text
+    assert "| alpha | short |" in text
+    assert (tmp_path / "scores.svg").stat().st_size > 1000
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 1 + 4 * (2 * 5 + 5 + 3 + 2)
+
+
+def test_a_stopped_judgement_keeps_nothing_half(tmp_path: Path) -> None:
+    asked = iter([False] * 5)
+    judge_scores(judgement(tmp_path), stop=lambda: next(asked, True))
+    assert not list((tmp_path / "results").glob("*.json"))
+    assert list((tmp_path / "parents").glob("*.safetensors"))  # the finished trainings are kept
+
+
+def test_a_folder_has_one_set_of_settings(tmp_path: Path) -> None:
+    judgement(tmp_path).prepare()
+    judgement(tmp_path).prepare()
+    other = JudgeSettings(**{**SETTINGS.to_dict(), "lr": 0.5})
+    with pytest.raises(ConfigError, match=r"was begun with lr=0\.025 but got 0\.5; choose another"):
+        judgement(tmp_path, other).prepare()
+
+
+def test_a_grown_parent_starts_with_the_function_of_its_own() -> None:
+    torch.manual_seed(0)
+    parent = space().build(MacroGenotype("100"))
+    images = torch.randn(8, 3, 8, 8)
+    parent(images)  # running statistics that are not the initial ones
+    grown = space().build_grown(parent, MacroGenotype("102"))
+    assert torch.equal(grown.eval()(images), parent.eval()(images))
+    replaced = space().build_grown(space().build(MacroGenotype("000")), MacroGenotype("200"))
+    assert replaced.layers[0].block.last_norm().weight.min() == 1  # nothing to add to
+
+
+def test_scores_of_candidates_share_one_pass() -> None:
+    torch.manual_seed(0)
+    net = attach_candidates(space().build(MacroGenotype("000")))
+    images, labels = torch.randn(8, 3, 8, 8), torch.randint(4, (8,))
+    calls = []
+
+    def losses(net: nn.Module) -> list[torch.Tensor]:
+        calls.append(1)
+        return [F.cross_entropy(net(images), labels, reduction="sum")]
+
+    evidence = Evidence(net, losses)
+    found = {name: score(evidence) for name, score in CANDIDATE_SCORES.items()}
+    assert len(calls) == 2  # one for all inner products, one for the norm of gradients
+    assert found["gain"] == gain_score(net, losses)
+    assert found["alpha"] == {f"layer_{i}": [pytest.approx(1 / 6)] * 2 for i in range(3)}
+    for values in found.values():
+        assert all(value >= 0 for row in values.values() for value in row)
+    assert all(value <= 1 for row in found["cosine"].values() for value in row)
+    # Independently, by a backward pass that reaches the first candidate's weights.
+    net.eval().zero_grad()
+    losses(net)[0].backward()
+    op = sites(net)[0].weak_learner.ops[0]
+    squares = sum(float(p.grad.square().sum()) for p in op.parameters())
+    assert found["gradient"]["layer_0"][0] == pytest.approx(squares**0.5, rel=1e-4)
+
+
+def two_linear() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
+
+
+def test_snip_and_grasp_by_hand() -> None:
+    net, images, labels = two_linear(), torch.randn(5, 1, 2, 2), torch.tensor([0, 1, 0, 1, 1])
+    weights = [net[1].weight, net[2].weight]
+
+    def gradients() -> list[torch.Tensor]:
+        return list(torch.autograd.grad(F.cross_entropy(net(images), labels), weights))
+
+    at = gradients()
+    expected = sum(float((w.detach() * g).abs().sum()) for w, g in zip(weights, at, strict=True))
+    assert zero_cost.snip(net, images, labels) == pytest.approx(expected, rel=1e-5)
+    # H g by a finite difference along g.
+    found = zero_cost.grasp(net, images, labels)
+    before = [w.detach().clone() for w in weights]
+    ends = []
+    for sign in (1, -1):
+        for w, b, g in zip(weights, before, at, strict=True):
+            w.data = b + sign * 1e-2 * g
+        ends.append(gradients())
+    hessian = [(a - b) / 2e-2 for a, b in zip(*ends, strict=True)]
+    expected = -sum(float((w * h).sum()) for w, h in zip(before, hessian, strict=True))
+    assert found == pytest.approx(expected, rel=1e-2)
+
+
+def test_synflow_by_hand() -> None:
+    net, images = two_linear(), torch.randn(2, 1, 2, 2)
+    flow = float(
+        (net[2].weight.abs() @ net[1].weight.abs()).sum().detach()
+    )  # R, linear in each layer
+    assert zero_cost.synflow(net, images, torch.zeros(2)) == pytest.approx(2 * flow, rel=1e-5)
+
+
+def test_nwot_and_jacov_prefer_networks_that_tell_images_apart() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(6, 1, 2, 2)
+    wide, narrow = (
+        nn.Sequential(nn.Flatten(), nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+        for width in (64, 2)
+    )
+    for score in (zero_cost.nwot, zero_cost.jacov):
+        assert score(wide, images, torch.zeros(6)) > score(narrow, images, torch.zeros(6))
