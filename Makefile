@@ -35,7 +35,11 @@ clean:
 
 # The mark is made last, so that an interrupted installation is done again.
 .venv/installed: setup.cfg pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed but none was found."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed but none was found."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed but $(PYTHON) is $$($(PYTHON) -V 2>&1); name another one with PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) lacks the module venv; install it (Debian, Ubuntu: apt-get install python3-venv)."; exit 1; }
 	@echo "Setting up .venv with $(PYTHON): a few minutes, once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"

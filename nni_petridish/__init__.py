@@ -6,9 +6,16 @@ packages inside (`nni_petridish.core`, `nni_petridish.search`, ...) export furth
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from nni_petridish._lazy import attach
+
+if sys.version_info < (3, 11):  # noqa: UP036 - before any syntax or module of a later Python
+    raise ImportError(
+        "nni_petridish needs Python 3.11 or newer but this is"
+        f" {sys.version_info.major}.{sys.version_info.minor} ({sys.executable})."
+    )
 
 __version__ = "0.1.0"
 

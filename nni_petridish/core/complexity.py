@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nni_petridish.core.grow import candidate_parameters
 from nni_petridish.core.modes import evaluation_mode
+from nni_petridish.errors import ConfigError
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -33,6 +34,16 @@ def count_parameters(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters() if id(p) not in left_out)
 
 
+def _unfit(shape: Sequence[int], error: Exception) -> str:
+    """Return a line that says why a network cannot take an input."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    hint = "; leave the batch dimension out" if len(shape) == 4 else ""
+    return (
+        f"image_shape must be the shape of one input, such as (channels, height, width), but got"
+        f" {tuple(shape)}{hint}: {reason.rstrip('.')}."
+    )
+
+
 def count_multiply_adds(
     net: nn.Module, image_shape: Sequence[int], dtype: torch.dtype | None = None
 ) -> int:
@@ -49,6 +60,11 @@ def count_multiply_adds(
         The shape of one input without the batch dimension, such as (channels, height, width).
     dtype
         The type of the input. By default, that of the network's parameters.
+
+    Raises
+    ------
+    ConfigError
+        If the network cannot take one input of this shape, as with a batch dimension in it.
     """
     total = 0
 
@@ -68,6 +84,8 @@ def count_multiply_adds(
     try:
         with evaluation_mode(net), torch.no_grad():
             net(image)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise ConfigError(_unfit(image_shape, error)) from error
     finally:
         for handle in handles:
             handle.remove()

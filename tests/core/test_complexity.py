@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from nni_petridish import attach_candidates, count_multiply_adds, count_parameters
+from nni_petridish.errors import ConfigError
 from search_spaces import VisionSpace
 from search_spaces.vision.ops import make_op
 from tests.support.networks import grown_network, small_space
@@ -71,3 +72,12 @@ def test_parameters_of_ops_are_those_of_the_formulas(channels: int) -> None:
         assert dil == k * k * c + c * c + 2 * c
     for name in ("max_pool_3x3", "avg_pool_3x3", "identity"):
         assert count_parameters(make_op(name, c)) == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 8, 8), (4, 8, 8)])
+def test_a_shape_that_does_not_fit_is_refused_in_one_line(shape: tuple[int, ...]) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2))
+    with pytest.raises(ConfigError, match=r"the shape of one input.* but got \(") as caught:
+        count_multiply_adds(net, shape)
+    assert "\n" not in str(caught.value)
+    assert ("leave the batch dimension out" in str(caught.value)) == (len(shape) == 4)
