@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from nni_petridish import __version__
 from nni_petridish.baselines.feature_selection.cli import add_analogy_command
@@ -15,7 +16,7 @@ from nni_petridish.nni_adapter.commands import add_run_command
 from nni_petridish.results.commands import add_check_command, add_model_commands, finish_search
 from nni_petridish.results.serve import add_serve_command
 from nni_petridish.running.commands import add_search_command
-from nni_petridish.running.process import keep_freed_memory, set_threads
+from nni_petridish.running.process import INTERRUPTED, keep_freed_memory, set_threads
 from nni_petridish.studies.ablations.cli import add_ablate_command
 from nni_petridish.studies.commands import read_config
 from nni_petridish.studies.judge.cli import add_judge_command
@@ -26,10 +27,14 @@ _LONGEST_LINE = 2000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; an error of the user is printed in one line."""
-    options = _parser().parse_args(arguments)
+    line = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(line)
+    options.line = line  # for those that say how to go on
     set_threads(1)  # before any command imports torch
     keep_freed_memory()
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    logging.basicConfig(
+        format="%(levelname)s: %(message)s", level=logging.WARNING, handlers=[_PresentStderr()]
+    )
     try:
         result: int = options.command(options)
     except PetridishError as error:
@@ -37,8 +42,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"nni-petridish: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        print("nni-petridish: stopped; what was finished is kept.", file=sys.stderr)
+        return INTERRUPTED
     return result
+
+
+class _PresentStderr(logging.StreamHandler[TextIO]):
+    """A handler for the present standard error: a live display puts another one in its place."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        raise AttributeError("the stream is always the standard error.")
 
 
 def _one_line(text: str) -> str:

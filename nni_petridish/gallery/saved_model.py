@@ -17,7 +17,7 @@ from nni_petridish.gallery.files import write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.model_files import contiguous_copies
 from nni_petridish.gallery.select import open_search, select_model
-from nni_petridish.reading import as_mapping, parse_json, refuse_large_header
+from nni_petridish.reading import as_mapping, parse_json, read_json, refuse_large_header
 from nni_petridish.registry import Kind, kind_names, kind_of
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _full_space(gallery: Gallery, weights: Mapping[str, Tensor]) -> dict[str, An
 def _facts_of_data(gallery: Gallery) -> dict[str, Any]:
     """Return the facts of the data of a search, for models of earlier versions, if it has them."""
     try:
-        data = json.loads((gallery.folder / "config.json").read_bytes())["data"]
+        data = read_json(gallery.folder / "config.json")["data"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return _known_kind(gallery.space).data_facts(data)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import threading
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish.registry import measure_of
 from nni_petridish.running.commands import (
     Finish,
     ReadConfig,
     add_searching_parser,
     config_to_search,
+    open_search_display,
+    tell_stopped,
 )
+from nni_petridish.running.display import show_search
 from nni_petridish.running.process import interrupt_on_term
 
 if TYPE_CHECKING:
@@ -28,7 +33,6 @@ def add_run_command(subparsers: Any, read_config: ReadConfig, finish: Finish) ->
 
 def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -> int:
     from nni_petridish.nni_adapter.nnictl import free_port, run_experiment
-    from nni_petridish.running.progress import Progress
     from nni_petridish.search.records import Done
 
     config, before = config_to_search(options, read_config)
@@ -38,13 +42,25 @@ def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -
         return finish(before, config.gallery)
     port = options.port or free_port()
     interrupt_on_term()
-    print(f"Starting NNI with {config.concurrency} workers; Ctrl-C stops and keeps what is found.")
+    stopped = threading.Event()
+    with open_search_display(options, config) as display:
+        workers = f"{config.concurrency} worker{'s' if config.concurrency > 1 else ''}"
+        display.say(f"Starting NNI with {workers}; Ctrl-C stops and keeps what is found.")
 
-    def started(experiment: Experiment) -> None:
-        print(f"Web UI: http://127.0.0.1:{port}  (experiment {experiment.id})", flush=True)
+        def started(experiment: Experiment) -> None:
+            display.say(f"Web UI: http://127.0.0.1:{port}  (experiment {experiment.id})")
 
-    with Progress(config.settings.limits.max_models) as progress:
+        def stop() -> None:
+            stopped.set()
+            display.stopping()
+
         search = run_experiment(
-            options.config, config, port, on_start=started, on_change=progress.show
+            options.config,
+            config,
+            port,
+            on_start=started,
+            on_change=show_search(display, measure_of(config.space)),
+            on_stop=stop,
         )
-    return finish(search, config.gallery)
+    code = finish(search, config.gallery)
+    return tell_stopped(search, options) if stopped.is_set() else code

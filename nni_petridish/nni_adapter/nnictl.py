@@ -188,24 +188,30 @@ def run_experiment(
     *,
     on_start: Callable[[Experiment], object],
     on_change: Callable[[Search], object],
+    on_stop: Callable[[], object] = lambda: None,
     seconds_between: float = 1.0,
 ) -> Search:
     """Run a search through nnictl until it is done; return its state.
 
-    Ctrl-C stops the experiment. Finished models stay in the gallery.
+    Ctrl-C stops the experiment and calls ``on_stop``, maybe twice. Finished models stay in the
+    gallery.
     """
     search = Search(config.settings)
     for tries_left in reversed(range(START_TRIES)):
         try:
             with Experiment(path, port) as experiment:
-                on_start(experiment)
-                _follow(experiment, config, search, on_change, seconds_between)
+                try:
+                    on_start(experiment)
+                    _follow(experiment, config, search, on_change, seconds_between)
+                except KeyboardInterrupt:
+                    on_stop()  # before NNI is stopped, which takes seconds
+                    raise
             break
         except BusyError:
             if not tries_left:
                 raise
         except KeyboardInterrupt:
-            print("Stopped.", file=sys.stderr)
+            on_stop()
             break
     return search
 

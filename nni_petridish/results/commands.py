@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.core.genotype import MERGES
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import ConfigError, Interrupted
 from nni_petridish.reading import parse_yaml
-from nni_petridish.registry import measure_of
+from nni_petridish.registry import Measure, measure_of
 from nni_petridish.results.selection_options import add_selection, is_selected, selected
 from nni_petridish.running.commands import ReadConfig, add_config
+from nni_petridish.running.process import INTERRUPTED, StopOnInterrupt
 
 if TYPE_CHECKING:
     from nni_petridish.gallery.saved_model import SavedModel
@@ -123,7 +126,7 @@ def finish_search(search: Search, gallery: Path) -> int:
     """Print the hull of a search and write its report; return 1 if there is no model."""
     from nni_petridish.results.report import write_report
 
-    _print_hull(search)
+    _print_hull(search, _measure_of_gallery(gallery))
     print(f"Gallery: {gallery}")
     if not search.models():
         return 1
@@ -131,10 +134,18 @@ def finish_search(search: Search, gallery: Path) -> int:
     return 0
 
 
-def _print_hull(search: Search) -> None:
+def _measure_of_gallery(folder: Path) -> Measure:
+    """Return the measure of a search; the error if it has no gallery yet."""
+    from nni_petridish.gallery.gallery import Gallery
+
+    exists = (folder / "gallery.json").exists()
+    return measure_of(Gallery(folder).space if exists else {})
+
+
+def _print_hull(search: Search, measure: Measure) -> None:
     from nni_petridish.results.report import hull_table
 
-    print(hull_table(search))
+    print(hull_table(search, measure))
     for id, reason in search.dropped().items():
         print(f"{id} was given up: {reason}")
     for id, reason in search.refused().items():
@@ -163,14 +174,15 @@ def _show(options: argparse.Namespace) -> int:
     from nni_petridish.results.report import lineage_table, write_report
     from nni_petridish.results.report.tables import model_row, text_table
 
-    _, search = open_search(options.gallery)
+    gallery, search = open_search(options.gallery)
+    measure = measure_of(gallery.space)
     if is_selected(options):
-        print(text_table([model_row(search, selected(search, options))]))
+        print(text_table([model_row(search, selected(search, options), measure)]))
         return 0
-    _print_hull(search)
+    _print_hull(search, measure)
     if not search.models():
         return 1
-    print(f"\nLineage (error, multiply-adds; * on the hull)\n{lineage_table(search)}\n")
+    print(f"\nLineage ({measure.name}, multiply-adds; * on the hull)\n{lineage_table(search)}\n")
     print(f"Report: {write_report(search, options.gallery)}")
     return 0
 
@@ -186,11 +198,12 @@ def _export(options: argparse.Namespace) -> int:
     else:
         model = _chosen_model(options)
     export_model(model, options.out, options.format, options.pixels)
-    measures = ("error", f"test_{measure_of(model.space).name}")
+    name = measure_of(model.space).name
+    measures = {"error": name, f"test_{name}": f"test {name}"}
     errors = [
-        f" ({name.replace('_', ' ')} {model.facts[name]:.4f})"
-        for name in measures
-        if name in model.facts
+        f" ({shown} {model.facts[key]:.4f})"
+        for key, shown in measures.items()
+        if key in model.facts
     ]
     print(f"{model.facts.get('id', 'The model')}{''.join(errors)} is in {options.out}.")
     return 0
@@ -230,13 +243,23 @@ def _train(options: argparse.Namespace) -> int:
             f"{training.title}: {parameters:,} parameters, {multiply_adds:,} multiply-adds"
             f"{together}; in {folder}"
         )
-        results = run_repetitions(
-            training,
-            folder,
-            repetitions,
-            callbacks=Callbacks(progress=True),
-            on_result=lambda result: say(describe_result(result, training.measure)),
-        )
+        # Several processes have to stop at the same step: the launcher of torchrun ends them.
+        stop = StopOnInterrupt().asked if world.size == 1 else lambda: False
+        try:
+            results = run_repetitions(
+                training,
+                folder,
+                repetitions,
+                callbacks=Callbacks(should_stop=stop, progress=True),
+                on_result=lambda result: say(describe_result(result, training.measure)),
+            )
+        except Interrupted:
+            command = shlex.join(["nni-petridish", *options.line])
+            print(
+                f"Stopped: the training goes on from its last epoch with\n  {command}",
+                file=sys.stderr,
+            )
+            return INTERRUPTED
         say(summary(results, training.measure))
     return 0
 

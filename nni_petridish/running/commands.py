@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nni_petridish.running.process import StopOnInterrupt
+from nni_petridish.registry import measure_of
+from nni_petridish.running.display import (
+    Display,
+    add_display_options,
+    open_display,
+    show_search,
+)
+from nni_petridish.running.process import INTERRUPTED, StopOnInterrupt
 
 if TYPE_CHECKING:
     from nni_petridish.running.config import SearchConfig
@@ -47,6 +56,7 @@ def add_searching_parser(subparsers: Any, name: str, help: str) -> argparse.Argu
     """
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=help)
     add_config(parser)
+    add_display_options(parser)
     parser.add_argument(
         "--resume", action="store_true", help="go on with the search that the gallery holds"
     )
@@ -89,12 +99,34 @@ def refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None:
 
 def _search(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -> int:
     config, _ = config_to_search(options, read_config)
-    from nni_petridish.running.progress import Progress
     from nni_petridish.running.runner import run_search
     from nni_petridish.tasks.task import Callbacks
 
-    stopping = StopOnInterrupt()
-    with Progress(config.settings.limits.max_models) as progress:
-        callbacks = Callbacks(should_stop=stopping.asked, progress=True)
-        search = run_search(config, resume=True, callbacks=callbacks, on_change=progress.show)
-    return finish(search, config.gallery)
+    with open_search_display(options, config) as display:
+        stopping = StopOnInterrupt(display.stopping)
+        search = run_search(
+            config,
+            resume=True,
+            callbacks=Callbacks(should_stop=stopping.asked),
+            on_change=show_search(display, measure_of(config.space)),
+        )
+    code = finish(search, config.gallery)
+    return tell_stopped(search, options) if stopping.asked() else code
+
+
+def open_search_display(options: argparse.Namespace, config: SearchConfig) -> Display:
+    """Return the display of a search in a gallery."""
+    return open_display(options, config.gallery.name, config.gallery, ["work/*"])
+
+
+def tell_stopped(search: Search, options: argparse.Namespace) -> int:
+    """Say what is kept of a search that was stopped and how to go on; return the exit code."""
+    models = len(search.models())
+    kept = f"{models} finished model{'s are' if models != 1 else ' is'} kept"
+    again = options.line if "--resume" in options.line else [*options.line, "--resume"]
+    command = shlex.join(["nni-petridish", *again])
+    print(
+        f"Stopped: {kept}, and unfinished growths go on from their last epoch with\n  {command}",
+        file=sys.stderr,
+    )
+    return INTERRUPTED

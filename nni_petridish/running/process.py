@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -163,8 +164,21 @@ def _use_huge_pages(libc: ctypes.CDLL) -> None:
         libc.free(ctypes.c_void_p(block))
 
 
+INTERRUPTED = 130
+"""The exit code of a command that was stopped, as shells have it for Ctrl-C."""
+
+
+def _say_stopping() -> None:
+    print("\nStopping after this step...", file=sys.stderr)
+
+
 class StopOnInterrupt:
     """A request to stop by SIGINT or SIGTERM, after the running step; a second one stops at once.
+
+    Parameters
+    ----------
+    on_stop
+        Called in the signal handler, at the first signal.
 
     Examples
     --------
@@ -173,8 +187,8 @@ class StopOnInterrupt:
         run_search(config, callbacks=Callbacks(should_stop=StopOnInterrupt().asked))
     """
 
-    def __init__(self) -> None:
-        self._asked = False
+    def __init__(self, on_stop: Callable[[], object] = _say_stopping) -> None:
+        self._asked, self._on_stop = False, on_stop
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
 
@@ -186,7 +200,7 @@ class StopOnInterrupt:
         if self._asked:
             raise KeyboardInterrupt
         self._asked = True
-        print("\nStopping after this step...", file=sys.stderr)
+        self._on_stop()
 
 
 def interrupt_on_term() -> None:

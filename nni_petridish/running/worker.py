@@ -24,6 +24,7 @@ from nni_petridish.errors import (
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.running.heartbeat import Heartbeat
+from nni_petridish.running.worker_report import reporting
 from nni_petridish.search.events import EXHAUSTED, REFUSED, fail_event, release_event
 from nni_petridish.search.records import Growth, Outcome
 
@@ -66,8 +67,12 @@ def work_on(
 
     folder = gallery.work_folder(growth.id, growth.attempt)
     try:
-        with beating(folder), _alone(folder, gallery, growth, callbacks.should_stop):
-            return run_growth(growth, make_task(), plan, gallery, callbacks)
+        with (
+            beating(folder),
+            _alone(folder, gallery, growth, callbacks.should_stop),
+            reporting(folder, growth.id, _phases(growth, plan), callbacks) as told,
+        ):
+            return run_growth(growth, make_task(), plan, gallery, told)
     except (Interrupted, KeyboardInterrupt):
         gallery.journal.append(release_event(growth.id, growth.attempt))
         raise
@@ -93,6 +98,13 @@ def _kind(error: Exception) -> str | None:
     if isinstance(error, ConfigError):
         return REFUSED
     return EXHAUSTED if isinstance(error, ExhaustedError) else None
+
+
+def _phases(growth: Growth, plan: GrowthSettings) -> dict[str, int]:
+    """Return the epochs of the phases of a growth, in order."""
+    if growth.parent is None:
+        return {"seed": plan.seed_epochs}
+    return {"weak": plan.weak_epochs, "final": plan.final_epochs}
 
 
 def describe_failure(error: BaseException) -> str:

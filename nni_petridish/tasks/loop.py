@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -25,7 +26,10 @@ from tqdm import tqdm
 from nni_petridish.errors import ConfigError, Interrupted, TrainingError
 from nni_petridish.tasks.checkpoint import load_checkpoint, save_checkpoint
 from nni_petridish.tasks.distributed import World
-from nni_petridish.tasks.task import Callbacks, Phase, Record
+from nni_petridish.tasks.task import Callbacks, Phase, Progress, Record
+
+_PROGRESS_SECONDS = 0.5
+"""Least time between two calls of ``on_progress``: its text waits for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class LoopOptions(TypedDict, total=False):
         The name of the training in its bar; ``"training"`` by default.
     stop
         Asked before every step; true raises `Interrupted`.
+    on_progress
+        Called a few times a second at most, between two steps.
     """
 
     on_epoch: Callable[[Record], object] | None
@@ -72,11 +78,14 @@ class LoopOptions(TypedDict, total=False):
     progress: bool
     label: str
     stop: Callable[[], bool] | None
+    on_progress: Callable[[Progress], object] | None
 
 
 def loop_options(phase: Phase, callbacks: Callbacks) -> LoopOptions:
     """Return the options of a phase of a growth, or of a retraining."""
+    watch = callbacks.on_progress
     return {
+        "on_progress": None if watch is None else partial(watch, phase.name),
         "on_epoch": lambda record: callbacks.on_epoch(phase.name, record),
         "checkpoint": phase.checkpoint,
         "progress": callbacks.progress,
@@ -107,8 +116,15 @@ class Bar:
 class Steps:
     """The steps of the current epoch: they can be stopped, and they advance the progress bar."""
 
-    def __init__(self, epoch: int, bar: tqdm[Any], should_stop: Callable[[], bool] | None) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        bar: tqdm[Any],
+        should_stop: Callable[[], bool] | None,
+        on_steps: Callable[[int, Callable[[], str]], object] | None = None,
+    ) -> None:
         self._epoch, self._bar, self._should_stop = epoch, bar, should_stop
+        self._on_steps, self._done = on_steps, 0
 
     def before(self, place: str) -> None:
         """Raise `Interrupted`, naming the place, if the training is asked to stop."""
@@ -119,6 +135,25 @@ class Steps:
         """Advance the bar; ``describe`` is called only if it is drawn, since it waits for a GPU."""
         if self._bar.update(done):
             self._bar.set_postfix_str(describe(), refresh=False)
+        self._done += done
+        if self._on_steps is not None:
+            self._on_steps(self._done, describe)
+
+
+class _Watch:
+    """Calls of ``on_progress`` at a bounded rate."""
+
+    def __init__(self, on_progress: Callable[[Progress], object], epochs: int, length: int) -> None:
+        self._on_progress, self._epochs, self._length = on_progress, epochs, length
+        self._next = 0.0
+
+    def steps(self, epoch: int, done: int, describe: Callable[[], str]) -> None:
+        """Tell that so much of the epoch is done, unless something was told a moment ago."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _PROGRESS_SECONDS
+            part = min(1.0, done / self._length)
+            self._on_progress(Progress(self._epochs, epoch + part, describe()))
 
 
 class Trainer(Protocol):
@@ -185,6 +220,7 @@ def run(
     progress: bool = True,
     label: str = "training",
     stop: Callable[[], bool] | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
 ) -> History:
     """Train to the end, from the checkpoint on if there is one; see `LoopOptions`."""
     net, world = trainer.net, trainer.world
@@ -201,6 +237,7 @@ def run(
         mininterval=0.5,
         disable=None if progress and world.is_main else True,  # None: shown on terminals only
     )
+    watch = _Watch(on_progress, epochs, length) if on_progress and world.is_main else None
     with torch.random.fork_rng(devices), bar:
         for epoch in range(start, epochs):
             bar.set_description(f"{label}, epoch {epoch + 1}/{epochs}", refresh=False)
@@ -209,7 +246,8 @@ def run(
             # Drop-path and dropout draw from here, in each process for its own examples.
             torch.manual_seed((int(noise) + world.rank) % 2**64)
             net.train()
-            numbers = trainer.epoch(epoch, int(order), Steps(epoch, bar, stop))
+            on_steps = None if watch is None else partial(watch.steps, epoch)
+            numbers = trainer.epoch(epoch, int(order), Steps(epoch, bar, stop, on_steps))
             record = {"epoch": epoch + 1, **numbers, "seconds": time.perf_counter() - began}
             records.append(record | trainer.validate(records))
             if folder is not None and world.is_main:

@@ -49,6 +49,25 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """A moment within a training.
+
+    Parameters
+    ----------
+    epochs
+        The number of epochs of the training.
+    done
+        Epochs that are done; a part of the running one counts as a fraction.
+    text
+        The present numbers, such as ``"loss 0.412"``.
+    """
+
+    epochs: int
+    done: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Callbacks:
     """Callbacks of a growth, and of each training in it.
 
@@ -61,11 +80,15 @@ class Callbacks:
         Asked before every step; true ends the training with `Interrupted`.
     progress
         Whether to show progress bars.
+    on_progress
+        Called with the name of the phase and its `Progress` a few times a second at most, by tasks
+        that know their steps.
     """
 
     on_epoch: Callable[[str, Record], object] = lambda phase, record: None
     should_stop: Callable[[], bool] = lambda: False
     progress: bool = False
+    on_progress: Callable[[str, Progress], object] | None = None
 
 
 NO_CALLBACKS = Callbacks()

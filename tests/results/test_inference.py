@@ -19,6 +19,8 @@ from nni_petridish.cli import main
 from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import SavedModel, from_gallery, write_model
+from nni_petridish.gallery.select import open_search
+from nni_petridish.results.commands import finish_search
 from nni_petridish.results.export import export_model
 from nni_petridish.results.retrain.preparation import prepare_retraining
 from nni_petridish.results.retrain.repetitions import run_repetitions
@@ -183,3 +185,15 @@ def test_facts_are_part_of_a_model_and_checked(trained: Path) -> None:
     documents = Gallery(trained).load_documents("g00000")
     assert documents["facts"]["pixel_range"] == [0, 16]
     assert documents["facts"]["version"] == 1
+
+
+def test_perplexity_is_not_called_error_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gallery, file = str(recurrent_gallery(tmp_path).folder), str(tmp_path / "file")
+    assert main(["show", gallery, "--best"]) == 0
+    assert main(["export", gallery, "--best", "--out", file]) == 0
+    assert finish_search(open_search(Path(gallery))[1], Path(gallery)) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("perplexity") >= 3
+    assert "error" not in printed

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from nni_petridish.registry import ERROR, Measure
 from nni_petridish.search.records import ModelRecord
 from nni_petridish.search.search import Search
 
 
-def hull_rows(search: Search) -> list[dict[str, str]]:
+def hull_rows(search: Search, measure: Measure = ERROR) -> list[dict[str, str]]:
     """Return one row per model on the hull, from the cheapest to the most accurate."""
-    return [model_row(search, record) for record in search.hull()]
+    return [model_row(search, record, measure) for record in search.hull()]
 
 
-def model_row(search: Search, record: ModelRecord) -> dict[str, str]:
+def model_row(search: Search, record: ModelRecord, measure: Measure = ERROR) -> dict[str, str]:
     """Return the row of a model: values by column titles."""
     return {
         "model": record.id,
@@ -21,14 +22,14 @@ def model_row(search: Search, record: ModelRecord) -> dict[str, str]:
         "growths": str(len(search.lineage(record.id)) - 1),
         "parameters": f"{record.parameters:,}",
         "multiply-adds": f"{record.multiply_adds:,}",
-        "error": f"{record.error:.4f}",
+        measure.name: f"{record.error:.4f}",
         "chosen": str(search.times_chosen(record.id)),
     }
 
 
-def hull_table(search: Search) -> str:
+def hull_table(search: Search, measure: Measure = ERROR) -> str:
     """Return the hull as a table for a terminal."""
-    rows = hull_rows(search)
+    rows = hull_rows(search, measure)
     return text_table(rows) if rows else "No model is finished yet."
 
 

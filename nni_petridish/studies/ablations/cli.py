@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish.running.display import Headline, add_display_options, open_display
 from nni_petridish.running.process import StopOnInterrupt, set_threads
+from nni_petridish.studies.stopped import tell_study_stopped
 
 if TYPE_CHECKING:
     from nni_petridish.studies.ablations.settings import AblationRun, Ablations
@@ -24,6 +26,7 @@ def add_ablate_command(subparsers: Any) -> None:
     ablate.add_argument("--repeats", type=int, metavar="N", help="searches of each variant")
     ablate.add_argument("--jobs", type=int, default=1, metavar="K", help="processes (default: 1)")
     ablate.add_argument("--out", metavar="FOLDER", help="for the galleries and the tables")
+    add_display_options(ablate)
     ablate.add_argument("--show", action="store_true", help="only show what is finished")
     ablate.set_defaults(command=_ablate)
 
@@ -39,21 +42,31 @@ def _ablate(options: argparse.Namespace) -> int:
     done = _count_finished(ablations)
     searches = len({run.config.gallery for run in ablations.runs})
     print(f"{len(ablations.runs)} runs of {searches} searches, {done} finished; {ablations.folder}")
-    if not options.show:
-        set_threads(options.jobs)
-        _run(ablations, options.jobs)
-    return _finish(ablations)
+    was_stopped = not options.show and _run(ablations, options)
+    code = _finish(ablations)
+    return tell_study_stopped(options) if was_stopped else code
 
 
-def _run(ablations: Ablations, jobs: int) -> None:
+def _run(ablations: Ablations, options: argparse.Namespace) -> bool:
+    """Carry out the runs; return whether they were stopped."""
     from nni_petridish.studies.ablations.tables import describe_run
-    from nni_petridish.studies.ablations.work import ablate
+    from nni_petridish.studies.ablations.work import WORK_FOLDERS, ablate
 
-    def tell(run: AblationRun, result: dict[str, Any] | str) -> None:
-        of = f"{_count_finished(ablations)}/{len(ablations.runs)}"
-        print(f"{of}  {describe_run(run, result)}", flush=True)
+    set_threads(options.jobs)
+    with open_display(options, "ablations", ablations.folder, WORK_FOLDERS) as display:
+        stopping = StopOnInterrupt(display.stopping)
 
-    ablate(ablations, jobs=jobs, stop=StopOnInterrupt().asked, on_run=tell)
+        def tell(run: AblationRun, result: dict[str, Any] | str) -> None:
+            display.say(describe_run(run, result))
+            show()
+
+        def show() -> None:
+            done = _count_finished(ablations)
+            display.show(Headline(done, len(ablations.runs), "runs", f"in {ablations.folder}"))
+
+        show()
+        ablate(ablations, jobs=options.jobs, stop=stopping.asked, on_run=tell)
+    return stopping.asked()
 
 
 def _finish(ablations: Ablations) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -24,13 +25,15 @@ from nni_petridish.running.cost import check_limit
 from nni_petridish.running.process import StopOnInterrupt, set_threads
 from nni_petridish.search.settings import check_number
 from nni_petridish.studies.ablations.section import PLACE
-from nni_petridish.studies.ablations.settings import RESULTS, AblationRun, Ablations
+from nni_petridish.studies.ablations.settings import RESULTS, SEARCHES, AblationRun, Ablations
 from nni_petridish.studies.pool import run_in_processes
 
 if TYPE_CHECKING:
     from nni_petridish.studies.ablations.section import RetrainingSettings
 
 _POLL_SECONDS = 0.5
+WORK_FOLDERS = (f"{SEARCHES}/*/*/work/*", f"{SEARCHES}/*/*/final/*/*")
+"""Patterns of the folders with the reports of workers."""
 
 OnRun = Callable[[AblationRun, dict[str, Any] | str], object]
 """Callback for every run that ends, with its result or the reason of its failure."""
@@ -64,7 +67,8 @@ def ablate(
     stop
         Asked before every training step; true ends the work.
     on_run
-        Called with every run that ends, when there is one job.
+        Called with every run that ends, whichever of the jobs carried it out; with a failed one
+        only when there is one job.
 
     Returns
     -------
@@ -78,8 +82,24 @@ def ablate(
     if jobs == 1:
         work(ablations, stop, on_run)
     else:
-        run_in_processes(work_alone, (ablations,), jobs, stop, "the ablations")
+        look = _ended(ablations, on_run)
+        run_in_processes(work_alone, (ablations,), jobs, lambda: look() or stop(), "the ablations")
+        look()
     return ablations
+
+
+def _ended(ablations: Ablations, on_run: OnRun) -> Callable[[], None]:
+    """Return a function that calls ``on_run`` with the runs that ended since its last call."""
+    left = {run.file: run for run in ablations.runs if not run.file.exists()}
+
+    def look() -> None:
+        for file, run in list(left.items()):
+            result = run.result()
+            if result is not None:
+                del left[file]
+                on_run(run, result)
+
+    return look
 
 
 def work(ablations: Ablations, stop: Callable[[], bool], on_run: OnRun) -> None:
@@ -99,9 +119,11 @@ def work_alone(ablations: Ablations, jobs: int) -> None:
     from nni_petridish.studies.ablations.tables import describe_run
 
     def tell(run: AblationRun, result: dict[str, Any] | str) -> None:
-        print(describe_run(run, result), flush=True)
+        # The process that started this one tells of results; of failures it knows nothing.
+        if isinstance(result, str):
+            print(describe_run(run, result), file=sys.stderr, flush=True)
 
-    work(ablations, StopOnInterrupt().asked, tell)
+    work(ablations, StopOnInterrupt(on_stop=lambda: None).asked, tell)
 
 
 def _prepare(ablations: Ablations) -> None:

@@ -7,11 +7,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish.running.display import add_display_options, open_display
 from nni_petridish.running.process import StopOnInterrupt, set_threads
+from nni_petridish.studies.stopped import tell_study_stopped
 from nni_petridish.studies.tuning.section import PRUNERS, SAMPLERS
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.trial import FrozenTrial
 
     from nni_petridish.studies.tuning.settings import Tuning
 
@@ -36,6 +39,7 @@ def add_tune_command(subparsers: Any) -> None:
     )
     tune.add_argument("--sampler", metavar="NAME", help=", ".join(SAMPLERS))
     tune.add_argument("--pruner", metavar="NAME", help=", ".join(PRUNERS))
+    add_display_options(tune)
     tune.add_argument("--show", action="store_true", help="only show what the study has found")
     tune.set_defaults(command=_tune)
 
@@ -58,24 +62,29 @@ def _tune(options: argparse.Namespace) -> int:
 
     study = open_study(tuning, create=not options.show)
     print(f"Study {study.study_name!r} in {tuning.storage}")
-    if not options.show:
-        _run(tuning, options.jobs)
-    return _finish(study, tuning)
+    was_stopped = not options.show and _run(study, tuning, options)
+    code = _finish(study, tuning)
+    return tell_study_stopped(options) if was_stopped else code
 
 
-def _run(tuning: Tuning, jobs: int) -> None:
+def _run(study: optuna.Study, tuning: Tuning, options: argparse.Namespace) -> bool:
+    """Carry out the trials; return whether they were stopped."""
     from nni_petridish.studies.tuning.study import tune
-    from nni_petridish.studies.tuning.tables import describe_trial
+    from nni_petridish.studies.tuning.tables import describe_trial, headline_of
 
     if not tuning.default():
         print("The space leaves out the default setting: the study may end worse than it.")
     names = list(tuning.section.space)
-    tune(
-        tuning,
-        jobs=jobs,
-        stop=StopOnInterrupt().asked,
-        on_trial=lambda trial: print(describe_trial(trial, names), flush=True),
-    )
+    with open_display(options, study.study_name, tuning.folder, ["*/*/work/*"]) as display:
+        stopping = StopOnInterrupt(display.stopping)
+        display.show(headline_of(study, tuning))
+
+        def tell(trial: FrozenTrial) -> None:
+            display.say(describe_trial(trial, names, tuning.measure.name))
+            display.show(headline_of(study, tuning))
+
+        tune(tuning, jobs=options.jobs, stop=stopping.asked, on_trial=tell)
+    return stopping.asked()
 
 
 def _finish(study: optuna.Study, tuning: Tuning) -> int:
@@ -85,8 +94,8 @@ def _finish(study: optuna.Study, tuning: Tuning) -> int:
 
     parts = {
         "Trials (* best)": tables.trial_rows(study),
-        "Average lowest error per I_max": tables.ablation_by_i_max(study),
-        "Average lowest error per λ": tables.ablation_by_l1(study),
+        f"Average lowest {tuning.measure.name} per I_max": tables.ablation_by_i_max(study),
+        f"Average lowest {tuning.measure.name} per λ": tables.ablation_by_l1(study),
     }
     for title, rows in parts.items():
         print(f"\n{title}\n{tables.to_text(rows)}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.registry import DEFAULT_KIND
+from nni_petridish.registry import DEFAULT_KIND, Measure, measure_of
 from nni_petridish.running.config import (
     DEFAULT_GALLERY,
     SearchConfig,
@@ -84,6 +84,11 @@ class Tuning:
             return resolve(given, self.base)
         gallery = resolve(self.arguments.get("gallery", DEFAULT_GALLERY), self.base)
         return gallery.with_name(f"{gallery.name}-tuning")
+
+    @property
+    def measure(self) -> Measure:
+        """The number that its searches minimize."""
+        return measure_of({"space": DEFAULT_KIND, **self.search_space})
 
     @property
     def storage(self) -> str:

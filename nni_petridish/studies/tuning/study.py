@@ -61,7 +61,7 @@ def tune(
     stop
         Asked before every training step; true ends the work, and what was begun goes on later.
     on_trial
-        Called with every trial that ends, when there is one job.
+        Called with every trial that ends, whichever of the jobs carried it out.
 
     Returns
     -------
@@ -90,8 +90,24 @@ def tune(
     if jobs == 1:
         work(tuning, stop, on_trial)
     else:
-        run_in_processes(work_alone, (tuning,), jobs, stop, "the study")
+        look = _ended(opened, on_trial)
+        run_in_processes(work_alone, (tuning,), jobs, lambda: look() or stop(), "the study")
+        look()
     return opened
+
+
+def _ended(study: optuna.Study, on_trial: OnTrial) -> Callable[[], None]:
+    """Return a function that calls ``on_trial`` with the trials that ended since its last call."""
+    ends = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+    seen = {trial.number for trial in study.get_trials(deepcopy=False, states=ends)}
+
+    def look() -> None:
+        for trial in study.get_trials(deepcopy=False, states=ends):
+            if trial.number not in seen:
+                seen.add(trial.number)
+                on_trial(trial)
+
+    return look
 
 
 def work(
@@ -167,12 +183,5 @@ def make_pruner(tuning: Tuning) -> optuna.pruners.BasePruner:
 def work_alone(tuning: Tuning, jobs: int) -> None:
     """Work as one of several processes; SIGTERM and SIGINT end it and put its trial back."""
     set_threads(jobs)
-    from nni_petridish.studies.tuning.tables import describe_trial
-
-    space = list(tuning.section.space)
-    work(
-        tuning,
-        StopOnInterrupt().asked,
-        lambda trial: print(describe_trial(trial, space), flush=True),
-        jobs,
-    )
+    # The process that started this one speaks for all.
+    work(tuning, StopOnInterrupt(on_stop=lambda: None).asked, jobs=jobs)

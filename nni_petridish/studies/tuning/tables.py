@@ -10,10 +10,12 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from nni_petridish.registry import kind_of
+from nni_petridish.registry import kind_of, measure_of
 from nni_petridish.results.report.tables import markdown_table, text_table
+from nni_petridish.running.display import Headline
 from nni_petridish.studies.tuning.objective import SEARCHES, SECONDS
 from nni_petridish.studies.tuning.queue import first_number, live
+from nni_petridish.studies.tuning.settings import Tuning
 from nni_petridish.studies.tuning.storage import IDENTITY
 
 Row = dict[str, str]
@@ -25,7 +27,13 @@ def trial_rows(study: optuna.Study) -> list[Row]:
     trials = sorted(live(study.get_trials(deepcopy=False)), key=first_number)
     names = list(study.user_attrs[IDENTITY]["space"])
     best = {trial.number for trial in best_trials(study)}
-    return [_row(trial, names, trial.number in best) for trial in trials]
+    measure = measure_of_study(study)
+    return [_row(trial, names, trial.number in best, measure) for trial in trials]
+
+
+def measure_of_study(study: optuna.Study) -> str:
+    """Return the name of the number that the searches of a study minimize."""
+    return measure_of(study.user_attrs[IDENTITY]["searchSpace"]).name
 
 
 def best_trials(study: optuna.Study) -> list[FrozenTrial]:
@@ -43,7 +51,7 @@ def completed(study: optuna.Study) -> list[FrozenTrial]:
 
 def ablation_by_i_max(study: optuna.Study) -> list[Row]:
     """Return the average lowest error per I_max, as in the paper's ablation."""
-    return _ablation(completed(study), "I_max", lambda trial: trial.params.get("i_max"))
+    return _ablation(study, "I_max", lambda trial: trial.params.get("i_max"))
 
 
 def ablation_by_l1(study: optuna.Study) -> list[Row]:
@@ -56,10 +64,10 @@ def ablation_by_l1(study: optuna.Study) -> list[Row]:
             return l1
         return min(groups, key=lambda value: abs(math.log(value / l1)))
 
-    return _ablation(completed(study), "λ", nearest)
+    return _ablation(study, "λ", nearest)
 
 
-def describe_trial(trial: FrozenTrial, names: Iterable[str]) -> str:
+def describe_trial(trial: FrozenTrial, names: Iterable[str], measure: str = "error") -> str:
     """Return the outcome of a trial in one line.
 
     Parameters
@@ -68,6 +76,8 @@ def describe_trial(trial: FrozenTrial, names: Iterable[str]) -> str:
         The trial.
     names
         The parameters to show, in this order.
+    measure
+        The name of the number that the searches minimize.
     """
     setting = ", ".join(
         f"{_SYMBOLS.get(name, name)}={_short(trial.params[name])}"
@@ -76,8 +86,17 @@ def describe_trial(trial: FrozenTrial, names: Iterable[str]) -> str:
     )
     if trial.state == TrialState.COMPLETE:
         result = "  ".join(_short(value) for value in trial.values)
-        return f"trial {first_number(trial)}: {setting}: error {result}"
+        return f"trial {first_number(trial)}: {setting}: {measure} {result}"
     return f"trial {first_number(trial)}: {setting}: {trial.state.name.lower()}"
+
+
+def headline_of(study: optuna.Study, tuning: Tuning) -> Headline:
+    """Return the state of a study."""
+    ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+    found = [t for t in live(study.get_trials(deepcopy=False)) if t.state in ended]
+    best = best_trials(study)
+    text = f"best {tuning.measure.name} {best[0].values[0]:.4f}" if best else "no result yet"
+    return Headline(len(found), tuning.section.trials, "trials", text)
 
 
 def to_text(rows: Sequence[Row]) -> str:
@@ -90,7 +109,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
     return markdown_table(rows) if rows else "nothing yet"
 
 
-def _row(trial: FrozenTrial, names: Sequence[str], is_best: bool) -> Row:
+def _row(trial: FrozenTrial, names: Sequence[str], is_best: bool, measure: str) -> Row:
     searches: list[dict[str, Any]] = trial.user_attrs.get(SEARCHES, [])
     errors = [one["error"] for one in searches]
     done = trial.state == TrialState.COMPLETE
@@ -99,7 +118,7 @@ def _row(trial: FrozenTrial, names: Sequence[str], is_best: bool) -> Row:
         value = trial.params.get(name)
         row[_SYMBOLS.get(name, name)] = "-" if value is None else _short(value)
     row["state"] = trial.state.name.lower() + (" *" if is_best else "")
-    row["error"] = f"{trial.values[0]:.4f}" if done else "-"
+    row[measure] = f"{trial.values[0]:.4f}" if done else "-"
     if len(errors) > 1:
         row["each"] = " ".join(f"{error:.4f}" for error in errors)
     sizes = [one["multiply_adds"] for one in searches]
@@ -110,21 +129,22 @@ def _row(trial: FrozenTrial, names: Sequence[str], is_best: bool) -> Row:
     return row
 
 
-def _ablation(trials: Sequence[FrozenTrial], name: str, key: Any) -> list[Row]:
+def _ablation(study: optuna.Study, name: str, key: Any) -> list[Row]:
     groups: dict[Any, list[FrozenTrial]] = {}
-    for trial in trials:
+    for trial in completed(study):
         value = key(trial)
         if value is not None:
             groups.setdefault(value, []).append(trial)
-    return [_ablation_row(name, value, groups[value]) for value in sorted(groups)]
+    measure = measure_of_study(study)
+    return [_ablation_row(name, value, groups[value], measure) for value in sorted(groups)]
 
 
-def _ablation_row(name: str, value: Any, trials: Sequence[FrozenTrial]) -> Row:
+def _ablation_row(name: str, value: Any, trials: Sequence[FrozenTrial], measure: str) -> Row:
     errors = [trial.values[0] for trial in trials]
     spread = f"{statistics.stdev(errors):.4f}" if len(errors) > 1 else "-"
     return {
         name: _short(value),
-        "average lowest error": f"{statistics.fmean(errors):.4f}",
+        f"average lowest {measure}": f"{statistics.fmean(errors):.4f}",
         "standard deviation": spread,
         "best": f"{min(errors):.4f}",
         "settings": str(len(errors)),

@@ -1,0 +1,124 @@
+"""Watching workers through their reports, by the clock of this machine alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from nni_petridish.running.display import Lines
+from nni_petridish.running.worker_report import REPORT_FILE, WorkerReport, read_report
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass
+class _Seen:
+    """The last report at a path, and when it changed."""
+
+    stamp: int
+    changed: float
+    is_live: bool = False
+    report: WorkerReport | None = None
+
+
+class Watch:
+    """Reports of workers that are alive.
+
+    A report counts from its first change on: one that never changes is left over from a worker
+    that was killed.
+
+    Parameters
+    ----------
+    folder
+        The folder of the work.
+    patterns
+        Patterns of the folders with reports, relative to it.
+    """
+
+    def __init__(self, folder: Path, patterns: tuple[str, ...]) -> None:
+        self._folder, self._patterns = folder, patterns
+        self._seen: dict[Path, _Seen] = {}
+        self._is_first = True
+
+    def workers(self) -> list[tuple[WorkerReport, float]]:
+        """Return the present reports, and the seconds since each has changed."""
+        now, found = time.monotonic(), {}
+        for pattern in self._patterns:
+            for path in sorted(self._folder.glob(f"{pattern}/{REPORT_FILE}")):
+                seen = self._look(path, now)
+                if seen is not None:
+                    found[path] = seen
+        self._seen, self._is_first = found, False
+        return [
+            (seen.report, now - seen.changed)
+            for seen in found.values()
+            if seen.is_live and seen.report is not None
+        ]
+
+    def _look(self, path: Path, now: float) -> _Seen | None:
+        try:
+            stamp = path.stat().st_mtime_ns
+        except OSError:
+            return None
+        before = self._seen.get(path)
+        if before is not None and before.stamp == stamp:
+            return before
+        # A report that appears while others are watched is new.
+        is_live = before is not None or not self._is_first
+        return _Seen(stamp, now, is_live, read_report(path))
+
+
+class VerboseLines(Lines):
+    """Plain lines, with one for every epoch of every worker.
+
+    Parameters
+    ----------
+    watch
+        The workers.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._epochs = EpochLines(watch)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="display", daemon=True)
+
+    def _run(self) -> None:
+        while not self._end.wait(_POLL_SECONDS):
+            for line in self._epochs.new():
+                self.say(line)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+class EpochLines:
+    """Lines for the epochs that workers begin.
+
+    Parameters
+    ----------
+    watch
+        The workers.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._told: set[tuple[str, str, int]] = set()
+
+    def new(self) -> list[str]:
+        """Return the lines that are new since the last call."""
+        return self.of([report for report, _ in self._watch.workers()])
+
+    def of(self, reports: list[WorkerReport]) -> list[str]:
+        """Return the lines of these reports that are new."""
+        fresh = [r for r in reports if (r.name, r.phase, r.epoch) not in self._told]
+        self._told |= {(r.name, r.phase, r.epoch) for r in fresh}
+        return [f"{r.name} {r.phase}, epoch {r.epoch}/{r.epochs}, {r.text}" for r in fresh]
