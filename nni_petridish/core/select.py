@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from nni_petridish.core.alpha_table import AlphaTable
 from nni_petridish.core.grow import sites
 from nni_petridish.core.modes import evaluation_mode
+from nni_petridish.core.pursuit import METHODS, explained, selection_order
 from nni_petridish.core.weak_learner import Candidates
 from nni_petridish.errors import ConfigError, GrowthError
 
@@ -61,25 +62,29 @@ class Products:
     Parameters
     ----------
     correlations
-        B = ⟨−g, û⟩ of each candidate.
-    norms
-        U = ⟨û, û⟩ of each candidate.
+        B_i = ⟨−g, û_i⟩ of each candidate, shape (n,).
+    gram
+        G_ij = ⟨û_i, û_j⟩ of each pair, shape (n, n).
     residual
         ⟨g, g⟩.
     """
 
     correlations: Tensor
-    norms: Tensor
+    gram: Tensor
     residual: float = 0.0
+
+    @property
+    def norms(self) -> Tensor:
+        """U = ⟨û, û⟩ of each candidate, shape (n,)."""
+        return self.gram.diagonal()
 
     def add(self, g: Tensor, candidates: Sequence[Tensor]) -> None:
         """Add the inner products at one site on one batch."""
-        g = g.detach()
-        pairs = [torch.stack([-(g * u).sum(), (u * u).sum()]) for u in candidates]
-        correlations, norms = torch.stack(pairs, dim=1).to("cpu", torch.float64)
-        self.correlations += correlations
-        self.norms += norms
-        self.residual += float((g * g).sum())
+        g = g.detach().flatten()
+        rows = torch.stack([u.flatten() for u in candidates])
+        self.correlations -= (rows @ g).to("cpu", torch.float64)
+        self.gram += (rows @ rows.T).to("cpu", torch.float64)
+        self.residual += float(g @ g)
 
     def gains(self) -> list[float]:
         """Return B²/U of each candidate; 0 for a candidate that is 0."""
@@ -119,7 +124,39 @@ def held_out_products(net: nn.Module, losses: Losses) -> dict[str, Products]:
     return products
 
 
-SCORES: dict[str, Score] = {"alpha": alpha_score, "gain": gain_score, "random": random_score}
+def _pursuit_score(method: str) -> Score:
+    """Return the score that selects in the order of a method of `nni_petridish.core.pursuit`.
+
+    A candidate's number is what would be left unexplained if the selection stopped before it.
+    """
+
+    def score(net: nn.Module, losses: Losses) -> dict[str, list[float]]:
+        return {
+            key: _unexplained(
+                products, selection_order(products.gram, products.correlations, method)
+            )
+            for key, products in held_out_products(net, losses).items()
+        }
+
+    return score
+
+
+def _unexplained(products: Products, order: Sequence[int]) -> list[float]:
+    found = [0.0] * len(order)
+    before = 0.0
+    everything = explained(products.gram, products.correlations, order)
+    for place, i in enumerate(order):
+        found[i] = everything - before
+        before = explained(products.gram, products.correlations, order[: place + 1])
+    return found
+
+
+SCORES: dict[str, Score] = {
+    "alpha": alpha_score,
+    "gain": gain_score,
+    "random": random_score,
+    **{method: _pursuit_score(method) for method in METHODS},
+}
 """The scores by name."""
 
 
@@ -150,5 +187,6 @@ def _observer(
 
 
 def _no_products(table: AlphaTable) -> Products:
-    correlations, norms = torch.zeros(2, len(table.shortcuts), dtype=torch.float64)
-    return Products(correlations, norms)
+    count = len(table.shortcuts)
+    zeros = torch.zeros(count + 1, count, dtype=torch.float64)
+    return Products(zeros[0], zeros[1:])

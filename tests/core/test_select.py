@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nni_petridish import attach_candidates, finalize_candidates, sites
+from nni_petridish.core.alpha_table import largest_first
+from nni_petridish.core.pursuit import METHODS, explained, selection_order
 from nni_petridish.core.select import SCORES, alpha_score, gain_score, score_named
 from nni_petridish.errors import ConfigError, GrowthError
 from search_spaces.linear import LinearSpace
@@ -72,6 +74,21 @@ def test_the_gain_of_a_shared_table_sums_over_its_sites_and_changes_nothing() ->
         assert found[key] == pytest.approx(expected.tolist(), rel=1e-3)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_pursuits_select_features_as_in_linear_regression(method: str) -> None:
+    net, x, y = linear_problem()
+
+    def losses(net: nn.Module) -> list[Tensor]:
+        return [(net(x[i : i + 10]) - y[i : i + 10]).square().sum() / 2 for i in range(0, 50, 10)]
+
+    scores = SCORES[method](net, losses)
+    expected = selection_order(x.T @ x, x.T @ y, method)
+    assert largest_first(torch.tensor(scores["prediction"])) == expected
+    left = explained(x.T @ x, x.T @ y, range(4))
+    assert max(scores["prediction"]) == pytest.approx(left)
+    assert finalize_candidates(net, i_max=2, scores=scores).features == tuple(expected[:2])
+
+
 def test_scores_replace_alpha_in_the_selection() -> None:
     net, _, _ = linear_problem()
     assert alpha_score(net, lambda net: []) == {"prediction": [0.25] * 4}
@@ -96,7 +113,7 @@ def test_scores_have_names_and_need_candidates() -> None:
     net, _, _ = linear_problem()
     assert len(SCORES["random"](net, lambda net: [])["prediction"]) == 4
     assert score_named("gain") is gain_score
-    with pytest.raises(ConfigError, match="score must be one of alpha, gain, random but got 'b'"):
+    with pytest.raises(ConfigError, match="score must be one of alpha, gain, random, f"):
         score_named("b")
     with pytest.raises(GrowthError, match="the gain of 'prediction' is unknown"):
         gain_score(net, lambda net: [])
