@@ -7,7 +7,7 @@ resolution the identity is a strided 1x1 convolution, which the block replaces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -15,25 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.core.complexity import count_multiply_adds, count_parameters
-from nni_petridish.core.genotype import Genotype, Learner, Shortcut
+from nni_petridish.core.genotype import Genotype, Shortcut
 from nni_petridish.core.site import Site
-from nni_petridish.errors import ConfigError, GenotypeError
+from nni_petridish.errors import ConfigError
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
+from search_spaces.tables.codes import SOURCE, CodeGenotype, inherit
 
 BLOCKS = {"MB3_K3": (3, 3), "MB6_K5": (6, 5)}
-"""The expansion and the kernel of each block, in the order of the digits 1 and 2."""
+"""The expansion and the kernel of each block."""
 STAGES = (2, 3, 3)
-_SOURCE = "prev"
-_DIGITS = dict(zip(BLOCKS, "12", strict=True))
-
-
-def layer_key(index: int) -> str:
-    """Return the key of the α table of a layer: ``layer_0``, ..."""
-    return f"layer_{index}"
 
 
 @dataclass(frozen=True)
-class MacroGenotype(Genotype):
+class MacroGenotype(CodeGenotype):
     """A network of NAS-Bench-Macro.
 
     Parameters
@@ -47,36 +41,10 @@ class MacroGenotype(Genotype):
     '02000000'
     """
 
-    code: str
-
     space: ClassVar[str] = "nas-bench-macro"
-    table: ClassVar[str] = "code"
     key_noun: ClassVar[str] = "layer"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.code, str) or not self.code or set(self.code) - set("012"):
-            raise GenotypeError(f"code: must be digits from 0 to 2 but got {self.code!r}.")
-
-    def learners_by_key(self) -> Mapping[str, Sequence[Learner]]:
-        """Return the block of each layer as a weak learner; none for the identity."""
-        names = dict(zip(_DIGITS.values(), _DIGITS, strict=True))
-        return {
-            layer_key(i): () if digit == "0" else (((_SOURCE, names[digit]),),)
-            for i, digit in enumerate(self.code)
-        }
-
-    def _with_learners(
-        self, learners: Mapping[str, Sequence[Learner]], merge: str | None
-    ) -> MacroGenotype:
-        return MacroGenotype("".join(map(_digit, learners, learners.values())))
-
-
-def _digit(key: str, learners: Sequence[Learner]) -> str:
-    if not learners:
-        return "0"
-    if len(learners) > 1 or len(learners[0]) > 1 or learners[0][0][1] not in _DIGITS:
-        raise GenotypeError(f"code: {key} must have one block but got {learners!r}.")
-    return _DIGITS[learners[0][0][1]]
+    empty: ClassVar[str] = "0"
+    digits: ClassVar[Mapping[str, str]] = {"MB3_K3": "1", "MB6_K5": "2"}
 
 
 class InvertedResidual(nn.Sequential):
@@ -131,13 +99,14 @@ class Layer(Site):
     def __init__(
         self, index: int, channels_in: int, channels_out: int, stride: int, digit: str
     ) -> None:
-        super().__init__(layer_key(index), [_SOURCE], [] if digit != "0" else list(BLOCKS))
+        block = MacroGenotype.op(digit)
+        super().__init__(MacroGenotype.key(index), [SOURCE], [] if block else list(BLOCKS))
         self.shape = (channels_in, channels_out, stride)
         self.keeps_shape = stride == 1 and channels_in == channels_out
         self.block: InvertedResidual | None = None
         self.projection: nn.Module | None = None
-        if digit != "0":
-            self.block = InvertedResidual(*self.shape, [*BLOCKS][int(digit) - 1])
+        if block is not None:
+            self.block = InvertedResidual(*self.shape, block)
         elif not self.keeps_shape:
             self.projection = nn.Sequential(
                 nn.Conv2d(channels_in, channels_out, 1, stride, bias=False),
@@ -150,13 +119,13 @@ class Layer(Site):
 
     def eligible_shortcuts(self) -> list[Shortcut]:
         """Return the two blocks, until one was added."""
-        return [] if self.learners else [(_SOURCE, op) for op in self.op_names]
+        return [] if self.learners else [(SOURCE, op) for op in self.op_names]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
         if self.block is not None:
             return self.block(x) + x if self.keeps_shape else self.block(x)
-        return self.boost(x if self.projection is None else self.projection(x), {_SOURCE: x})
+        return self.boost(x if self.projection is None else self.projection(x), {SOURCE: x})
 
 
 class MacroNetwork(nn.Module):
@@ -249,22 +218,17 @@ class MacroSpace:
         the parent. Where it replaces a strided convolution that is not possible.
         """
         net = self.build(genotype)
-        old = parent.state_dict()
-        own = net.state_dict()
-        net.load_state_dict({name: old.get(name, value) for name, value in own.items()})
+        new = inherit(net, parent)
         for name, layer in net.named_modules():
             if not isinstance(layer, Layer) or layer.block is None or not layer.keeps_shape:
                 continue
-            if f"{name}.block.0.weight" not in old:
+            if f"{name}.block.0.weight" in new:
                 nn.init.zeros_(layer.block.last_norm().weight)
         return net
 
     def check(self, genotype: Genotype) -> MacroGenotype:
         """Return the genotype if it fits this space, else raise `GenotypeError`."""
-        own = MacroGenotype.require(genotype)
-        if len(own.code) != sum(self.stages):
-            raise GenotypeError(f"code: must have {sum(self.stages)} digits but got {own.code!r}.")
-        return own
+        return MacroGenotype.require(genotype).of_length(sum(self.stages))
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters) of a network of this space."""

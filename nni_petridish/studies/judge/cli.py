@@ -119,10 +119,9 @@ def _judgement(options: argparse.Namespace, table: TruthTable) -> Judgement:
     from nni_petridish.studies.judge.settings import JudgeSettings
     from nni_petridish.studies.judge.work import Judgement
     from nni_petridish.tasks.vision.data import load_data
+    from search_spaces.tables.cells import CellsSpace
     from search_spaces.tables.macro import MacroSpace
 
-    if options.table != TABLES[0]:
-        raise ConfigError(f"scores are judged on {TABLES[0]} but got --table {options.table}.")
     short, long = _numbers(options.short, "--short", 2), _numbers(options.long, "--long", 2)
     settings = JudgeSettings(
         parents=_numbers(options.parents, "--parents"),
@@ -134,7 +133,8 @@ def _judgement(options: argparse.Namespace, table: TruthTable) -> Judgement:
         seed=options.seed,
     )
     data = load_data("cifar10", options.data)
-    return Judgement(table, MacroSpace(), data, settings, options.out.absolute())
+    space = MacroSpace() if options.table == MacroSpace.name else CellsSpace()
+    return Judgement(table, space, data, settings, options.out.absolute())
 
 
 def _judge_policies(options: argparse.Namespace) -> int:

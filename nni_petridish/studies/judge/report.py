@@ -141,12 +141,14 @@ def write_policies_report(folder: Path, table: TruthTable, found: Sequence[Simul
 
 def policies_markdown(table: TruthTable, found: Sequence[Simulated]) -> str:
     """Return one table for each limit."""
-    repetitions = len(next(iter(found[0].regrets.values())))
+    searches = {one.policy: len(one.regrets[min(one.regrets)]) for one in found}
+    repetitions = max(searches.values())
+    fewer = "".join(f" ({name}: {n})" for name, n in searches.items() if n < repetitions)
     comparisons = sum(
         len(one.regrets) + len(one.clock_regrets) for one in found if one.reference is not None
     )
     parts = [
-        f"## Policies on {table.name}: {repetitions} searches each",
+        f"## Policies on {table.name}: {repetitions} searches each{fewer}",
         "Mean regret ± standard error in points. n: after n trainings; time n: when n trainings"
         " of networks at the limit would be over (time goes with multiply-adds, weak learning"
         " takes 40 % of a growth). + better, − worse than the policy that it changes, p < 0.01"

@@ -59,7 +59,7 @@ def simulate(
     table
         The table.
     repetitions
-        Number of searches of each policy.
+        Number of searches of each policy; a slow one may have fewer.
     seed
         Random seed; every repetition of every policy has its own generator.
     named
@@ -72,7 +72,7 @@ def simulate(
         for name, one in (policies() if named is None else named).items():
             paths = [
                 _run(one.policy, table, limit, random.Random(f"{seed}:{name}:{i}"))
-                for i in range(repetitions)
+                for i in range(min(repetitions, one.repetitions or repetitions))
             ]
             found.append(_measure(table, limit, name, one.reference, paths))
             regrets = found[-1].regrets
