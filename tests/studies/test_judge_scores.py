@@ -63,7 +63,8 @@ def test_parents_are_judged_once_and_alike(tmp_path: Path) -> None:
     assert sorted(before["children"]) == sorted(table.children(told[3].code))
     assert set(before["scores"]["3"]) == set(CANDIDATE_SCORES)
     assert set(before["fresh"]) == set(CHILD_SCORES)
-    file.unlink()  # the weights of the parent are still there
+    file.unlink()
+    (tmp_path / "parents" / f"{told[3].name}.safetensors").write_bytes(b"damaged")
     told.clear()
     judge_scores(judgement(tmp_path), on_parent=lambda parent, result: told.append(parent))
     assert [parent.name for parent in told] == [file.stem]

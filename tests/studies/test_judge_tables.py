@@ -75,12 +75,22 @@ def test_wrong_and_missing_tables_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="table must be one of nas-bench-macro, nas-bench-201"):
         read_table("other")
     broken = tmp_path / "broken.json"
-    for content in ("{", "[]", '{"00000000": 3}'):
+    for content, message in {
+        "{": "not a table",
+        "[]": "not a table",
+        "{}": "not a table",
+        '{"00": 3}': "00: not a table",
+        '{"00": {"params": 1}}': "00: lacks 'test_acc'",
+        '{"00": {"test_acc": [], "flops": 1, "params": 1}}': "00: not a table",
+    }.items():
         broken.write_text(content)
-        with pytest.raises(DataError, match=r"broken\.json: not a table"):
+        with pytest.raises(DataError, match=rf"broken\.json: {message}[^\n]*$"):
             read_table("nas-bench-macro", broken)
+    (tmp_path / "no.whl").write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"no\.whl: not a table"):
+        read_table("nas-bench-201", tmp_path / "no.whl")
     rows = {"111111": {"val_acc": [1.0], "model_size": [9.0]}}
-    with pytest.raises(DataError, match="111111 must have 73306 parameters"):
+    with pytest.raises(DataError, match=r"111111: not a table .must have 73306 parameters"):
         read_table("nas-bench-201", cells(rows, tmp_path / "b.whl"))
 
 

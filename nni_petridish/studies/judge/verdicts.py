@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nni_petridish.errors import DataError
+from nni_petridish.reading import as_mapping, read_json
 from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, SIZE_SCORES
 from nni_petridish.studies.judge.tables import TruthTable
 
@@ -54,8 +55,13 @@ class Verdict:
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
     """Return the results of all finished parents in a folder."""
-    files = sorted((folder / "results").glob("*.json"))
-    return [json.loads(file.read_bytes()) for file in files]
+    found = []
+    for file in sorted((folder / "results").glob("*.json")):
+        try:
+            found.append(as_mapping(read_json(file)))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file}: damaged ({error}); remove it to judge it again.") from None
+    return found
 
 
 def verdicts(results: Iterable[Mapping[str, Any]], table: TruthTable) -> list[Verdict]:

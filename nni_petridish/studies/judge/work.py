@@ -7,13 +7,13 @@ neither finished nor locked by another process, so the work can be stopped and s
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
@@ -22,6 +22,7 @@ from nni_petridish.core.grow import attach_candidates, sites
 from nni_petridish.errors import ConfigError, GalleryError, Interrupted
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.locks import ExclusiveLock
+from nni_petridish.reading import as_mapping, read_json
 from nni_petridish.running.process import StopOnInterrupt, set_threads
 from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, Evidence
 from nni_petridish.studies.judge.settings import (
@@ -95,7 +96,7 @@ class Judgement:
         file = self.folder / "settings.json"
         own = {"table": self.table.name, **self.settings.to_dict()}
         if file.is_file():
-            before = json.loads(file.read_bytes())
+            before = as_mapping(read_json(file))
             changed = [key for key in own if before.get(key) != own[key]]
             if changed:
                 key = changed[0]
@@ -165,8 +166,9 @@ class Judgement:
         file = self.folder / "parents" / f"{parent.name}.safetensors"
         if file.is_file():
             net = self.space.build(genotype)
-            net.load_state_dict(load(file.read_bytes()))
-            return net
+            with contextlib.suppress(SafetensorError, RuntimeError):  # damaged: trained anew
+                net.load_state_dict(load(file.read_bytes()))
+                return net
         before = ancestor(self.table, parent)
         start = None if before is None else self.trained(before, stop)
         torch.manual_seed(parent.random_seed("build"))
@@ -214,8 +216,7 @@ class Judgement:
         """Return the scores of a child with fresh weights, the same for all its parents."""
         file = self.folder / "children" / f"{code}.json"
         if file.is_file():
-            kept: dict[str, float] = json.loads(file.read_bytes())
-            return kept
+            return as_mapping(read_json(file))
         raw, labels = next(iter(self.data.train.batches(_ZERO_COST_IMAGES)))
         images = self.data.train.normalize(raw).contiguous(memory_format=torch.channels_last)
         found = {}
