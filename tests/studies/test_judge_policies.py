@@ -98,6 +98,9 @@ def test_the_command_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     }
     file.write_text(json.dumps(rows))
     options = ["--file", str(file), "--out", str(out), "--repetitions", "1"]
+    assert main(["judge", "policies", *options, "--taus", "0.5,2"]) == 2
+    assert "--taus must be numbers from -1 to 1 but got '0.5,2'" in capsys.readouterr().err
+    options += ["--taus", "0.6"]
     assert main(["judge", "policies", *options]) == 0
     assert "Within 40M multiply-adds" in capsys.readouterr().out
     assert "| TPE | " in (out / "policies.md").read_text()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.running.process import StopOnInterrupt, set_threads
+from nni_petridish.search.settings import check_number
 
 if TYPE_CHECKING:
     from nni_petridish.studies.judge.settings import Parent
@@ -57,6 +58,9 @@ def _add_policies(parts: Any) -> None:
     policies = parts.add_parser("policies", help="simulate searches that read the table")
     _add_table(policies)
     policies.add_argument("--repetitions", type=int, default=300, metavar="N", help="(300)")
+    policies.add_argument(
+        "--taus", default="0.3,0.5,0.7,0.9", metavar="X,...", help="Kendall's τ of the scores"
+    )
     policies.add_argument("--seed", type=int, default=0, metavar="N", help="random seed")
     policies.set_defaults(command=_judge_policies)
 
@@ -70,6 +74,7 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
 def _judge_scores(options: argparse.Namespace) -> int:
     from nni_petridish.studies.judge.work import judge_scores
 
+    check_number("--jobs", options.jobs, 1)
     set_threads(options.jobs)
     table = _table(options)
     judgement = _judgement(options, table)
@@ -138,11 +143,16 @@ def _judgement(options: argparse.Namespace, table: TruthTable) -> Judgement:
 
 
 def _judge_policies(options: argparse.Namespace) -> int:
+    from nni_petridish.studies.judge.policies import policies
     from nni_petridish.studies.judge.report import write_policies_report
     from nni_petridish.studies.judge.simulate import simulate
 
+    check_number("--repetitions", options.repetitions, 1)
+    named = policies(_taus(options.taus))
     table = _table(options)
-    found = simulate(table, repetitions=options.repetitions, seed=options.seed, tell=print)
+    found = simulate(
+        table, repetitions=options.repetitions, seed=options.seed, named=named, tell=print
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     print(write_policies_report(options.out, table, found))
     return 0
@@ -152,6 +162,16 @@ def _table(options: argparse.Namespace) -> TruthTable:
     from nni_petridish.studies.judge.tables import read_table
 
     return read_table(options.table, options.file)
+
+
+def _taus(text: str) -> tuple[float, ...]:
+    try:
+        taus = tuple(map(float, text.split(",")))
+    except ValueError:
+        taus = ()
+    if not taus or not all(-1 <= tau <= 1 for tau in taus):
+        raise ConfigError(f"--taus must be numbers from -1 to 1 but got {text!r}.")
+    return taus
 
 
 def _numbers(text: str, option: str, count: int | None = None) -> tuple[int, ...]:
