@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -
         display.say(f"Starting NNI with {workers}; Ctrl-C stops and keeps what is found.")
 
         def started(experiment: Experiment) -> None:
-            display.say(f"Web UI: http://127.0.0.1:{port}  (experiment {experiment.id})")
+            display.say(f"Web UI: {experiment.url}  (experiment {experiment.id})")
 
         def stop() -> None:
             stopped.set()

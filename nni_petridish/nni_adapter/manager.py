@@ -14,7 +14,11 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from nni_petridish.nni_adapter.compat.guard import TOKEN_HEADER
+from nni_petridish.reading import parse_json
+
 _ANSWER_SECONDS = 10
+_CHANNEL = re.compile(r"ws://([^/]+)(/.*)?/tuner(?:\?token=(.*))?")
 
 
 def to_nni_space(space: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,15 +90,14 @@ def _plain(value: Any) -> Any:
     if not isinstance(only, str) or only[:1] not in ("[", "{"):
         return only
     try:
-        return json.loads(only)
+        return parse_json(only)
     except ValueError:
         return only
 
 
 def _api() -> str | None:
     """Return the address of the manager's REST API; None outside of an experiment."""
-    channel = os.environ.get("NNI_TUNER_COMMAND_CHANNEL", "")
-    match = re.fullmatch(r"ws://([^/]+)(/.*)?/tuner", channel)
+    match = _channel()
     return None if match is None else f"http://{match[1]}{match[2] or ''}/api/v1/nni"
 
 
@@ -115,4 +118,13 @@ def _update(api: str, profile: Mapping[str, Any], kind: str) -> None:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    match = _channel()
+    if match is not None and match[3]:
+        opener.addheaders.append((TOKEN_HEADER, match[3]))
+    return opener
+
+
+def _channel() -> re.Match[str] | None:
+    """Match the address of the tuner's channel: machine and port, prefix, and token."""
+    return _CHANNEL.fullmatch(os.environ.get("NNI_TUNER_COMMAND_CHANNEL", ""))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -24,7 +25,7 @@ from typing import Any
 from nni_petridish.errors import PetridishError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.journal import Journal
-from nni_petridish.nni_adapter.compat.loopback import on_loopback_only
+from nni_petridish.nni_adapter.compat.guard import TOKEN_HEADER, guarded
 from nni_petridish.running.config import SearchConfig, read_experiment
 from nni_petridish.search.search import Search
 
@@ -68,7 +69,8 @@ class Experiment:
 
     def __init__(self, config: Path, port: int) -> None:
         self.config, self.port = config, port
-        self.is_local = _is_local(config)
+        # Other machines know no token, and must reach the manager.
+        self.token = secrets.token_urlsafe(24) if _is_local(config) else ""
         self.id = ""
 
     def __enter__(self) -> Experiment:
@@ -87,6 +89,12 @@ class Experiment:
     def __exit__(self, *exception: object) -> None:
         with _signals_deferred():  # a second Ctrl-C would leave the manager behind
             nnictl("stop", self.id)
+
+    @property
+    def url(self) -> str:
+        """Address of the web UI, with the token if there is one."""
+        token = f"/?token={self.token}" if self.token else ""
+        return f"http://127.0.0.1:{self.port}{token}"
 
     def resume(self) -> None:
         """Resume an experiment that was stopped or killed."""
@@ -108,11 +116,12 @@ class Experiment:
         return str(status.get("status"))
 
     def _start(self, *arguments: str) -> str:
-        return nnictl(*arguments, "--port", str(self.port), loopback=self.is_local)
+        return nnictl(*arguments, "--port", str(self.port), token=self.token)
 
     def _get(self, what: str) -> Any:
         url = f"http://127.0.0.1:{self.port}/api/v1/nni/{what}"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener.addheaders.append((TOKEN_HEADER, self.token))
         with opener.open(url, timeout=ANSWER_SECONDS) as answer:
             return json.load(answer)
 
@@ -151,26 +160,25 @@ def _is_local(config: Path) -> bool:
     return isinstance(service, dict) and service.get("platform") == "local"
 
 
-def nnictl(*arguments: str, loopback: bool = False) -> str:
+def nnictl(*arguments: str, token: str = "") -> str:
     """Run the nnictl of this Python installation; return its output.
 
     Parameters
     ----------
     *arguments
         Arguments of nnictl.
-    loopback
-        Whether a manager that it starts listens on the loopback address only.
+    token
+        The token that a manager that it starts asks for; it then answers to this machine only.
     """
     folder = str(Path(sys.executable).parent)
     # Trials are started as `python -m ...`, which must be this Python.
     path = os.pathsep.join([folder, os.environ.get("PATH", "")])
-    program = shutil.which("nnictl", path=folder)
-    if program is None:
+    if shutil.which("nnictl", path=folder) is None:
         raise NniError(f"nnictl is not installed beside {sys.executable}: pip install nni==3.0.")
     environment = {**os.environ, "PATH": path}
     done = subprocess.run(
-        [program, *arguments],
-        env=on_loopback_only(environment) if loopback else environment,
+        [sys.executable, "-m", "nni_petridish.nni_adapter.compat.nnictl", *arguments],
+        env=guarded(environment, token) if token else environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -66,6 +66,9 @@ def main() -> int:
     logging.basicConfig(format="%(levelname)s: %(message)s")
     import nni  # imports no torch: the number of threads can still be set
 
+    from nni_petridish.nni_adapter.compat.plain_json import read_plain_json
+
+    read_plain_json()
     parameters = nni.get_next_parameter()
     if not parameters or "gallery" not in parameters:
         print("nni_petridish.trial is run by NNI, see configs/petridish.yml.", file=sys.stderr)

@@ -26,6 +26,7 @@ from nni.tuner import Tuner
 
 from nni_petridish.errors import GalleryError, PetridishError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.nni_adapter.compat.plain_json import read_plain_json
 from nni_petridish.nni_adapter.manager import end_experiment, from_nni_space, show_space
 from nni_petridish.nni_adapter.trial import parameters_of
 from nni_petridish.running.config import SearchConfig
@@ -45,6 +46,8 @@ class PetridishTuner(Tuner):
     """A Petridish search as an NNI tuner; ``configs/petridish.yml`` explains its arguments."""
 
     def __init__(self, **class_args: Any) -> None:
+        if "NNI_TUNER_COMMAND_CHANNEL" in os.environ:  # NNI connects it after this
+            read_plain_json()
         self._class_args = class_args
         self._experiment = experiment_parameters()
         self._coordinator: Coordinator | None = None

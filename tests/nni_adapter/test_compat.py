@@ -11,7 +11,7 @@ from nni.nas.experiment import NasExperimentConfig
 from nni.nas.strategy import Random
 from nni.runtime.tuner_command_channel import TunerCommandChannel
 
-from nni_petridish.nni_adapter.compat.loopback import on_loopback_only
+from nni_petridish.nni_adapter.compat.guard import guarded
 from nni_petridish.strategy import Petridish
 
 PACKAGE = Path(__file__).parents[2] / "nni_petridish"
@@ -29,7 +29,7 @@ def test_only_compat_patches_nni_and_imports_its_nas() -> None:
         if PATCHED.search(path.read_text(encoding="utf-8"))
     }
     room = "nni_adapter/compat"
-    assert found == {f"{room}/nas.py", f"{room}/patches.py", f"{room}/loopback.py"}
+    assert found == {f"{room}/nas.py", f"{room}/patches.py", f"{room}/guard.py"}
 
 
 def test_importing_the_strategy_shows_none_of_nnis_warnings() -> None:
@@ -49,7 +49,7 @@ def test_patches_are_made_once_and_other_strategies_keep_nnis_default(tmp_path: 
 
 
 def test_options_for_node_are_kept() -> None:
-    options = on_loopback_only({"NODE_OPTIONS": "--trace-warnings"})["NODE_OPTIONS"]
+    options = guarded({"NODE_OPTIONS": "--trace-warnings"}, "secret")["NODE_OPTIONS"]
     first, _, path = options.split(maxsplit=2)
     assert first == "--trace-warnings"
     assert Path(path.strip('"')).is_file()

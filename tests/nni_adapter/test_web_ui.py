@@ -33,6 +33,8 @@ def test_every_tab_of_the_web_ui_has_content_and_no_script_errors(
     config = SearchConfig.from_yaml(path)
     with Experiment(path, free_port()) as experiment:
         _wait_for(lambda: chaos.finished_models(config), 120)
+        browser.get(experiment.url)  # a cookie then has the token
+        assert experiment.token not in browser.current_url
         for page, words in (
             ("oview", ["Overview", "Top trials", "SUCCEEDED"]),
             ("detail", ["Trials detail", "Trial jobs", "SUCCEEDED"]),

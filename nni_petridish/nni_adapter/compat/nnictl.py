@@ -1,0 +1,30 @@
+"""``nnictl``, with the token of the manager in its requests; run as ``python -m``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import requests
+
+from nni_petridish.nni_adapter.compat.guard import TOKEN_HEADER, TOKEN_VARIABLE
+
+
+def show_token(token: str) -> None:
+    """Add a token to all requests of this process, for good; nnictl's go to the manager only."""
+    request = requests.Session.request
+
+    def request_with_token(session: Any, method: str, url: str, **options: Any) -> Any:
+        headers = {**(options.pop("headers", None) or {}), TOKEN_HEADER: token}
+        return request(session, method, url, headers=headers, **options)
+
+    requests.Session.request = request_with_token  # type: ignore[method-assign,assignment]
+
+
+if __name__ == "__main__":
+    if os.environ.get(TOKEN_VARIABLE):
+        show_token(os.environ[TOKEN_VARIABLE])
+    from nni.tools.nnictl.nnictl import parse_args
+
+    sys.exit(parse_args())
