@@ -19,12 +19,13 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nni_petridish.errors import DamagedModelError, GalleryError, SearchError
+from nni_petridish.errors import DamagedModelError, GalleryError, SearchError, show
 from nni_petridish.gallery.files import (
     remove_leftovers,
     sync_folder,
@@ -109,7 +110,8 @@ class Gallery:
         try:
             if found is None:
                 _refuse_other_folders(folder)
-                folder.mkdir(parents=True, exist_ok=True)
+                # Private to the user: its workers do as its files say.
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 found = _write_description(folder, wanted)
             _refuse_differences(folder, found, wanted)
             for name in ("models", "quarantine", "work"):
@@ -241,6 +243,21 @@ class Gallery:
         what = f"Another search uses the gallery {self.folder}"
         return ExclusiveLock(self.folder / "coordinator.lock", what).acquire()
 
+    def refuse_if_in_use(self, seconds: float = 2.0) -> None:
+        """Raise a GalleryError if a search uses the gallery and still does after some seconds.
+
+        A tuner whose manager was killed needs a second to notice it.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self.lock_coordinator().release()
+                return
+            except GalleryError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
     def recover(self, max_age: float = 3600.0) -> Recovery:
         """Make models and journal consistent after a process died; for the coordinator.
 
@@ -364,7 +381,10 @@ def _read_description(folder: Path) -> dict[str, Any] | None:
         raise GalleryError(f"{path} is damaged: {error}.") from error
     version = description.get("version") if isinstance(description, dict) else None
     if version != _VERSION:
-        raise GalleryError(f"{path} must have version {_VERSION} but has {version!r}.")
+        raise GalleryError(f"{path} must have version {_VERSION} but has {show(version)}.")
+    for name in ("space", "settings"):
+        if not isinstance(description.get(name), dict):
+            raise GalleryError(f"{path} is damaged: {name} must be a mapping.")
     return dict(description)
 
 
@@ -402,4 +422,4 @@ def _differences(found: Any, wanted: Any, name: str = "") -> list[str]:
             for key in dict.fromkeys([*found, *wanted])
             for line in _differences(found.get(key), wanted.get(key), f"{name}.{key}".strip("."))
         ]
-    return [] if found == wanted else [f"{name} is {found!r} there but {wanted!r} here"]
+    return [] if found == wanted else [f"{name} is {show(found)} there but {show(wanted)} here"]

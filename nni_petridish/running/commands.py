@@ -71,8 +71,8 @@ def config_to_search(
     Raises
     ------
     PetridishError
-        If the configuration does not fit its gallery, or the gallery holds models and the options
-        do not ask to resume.
+        If the configuration does not fit its gallery, or another search uses the gallery, or it
+        holds models and the options do not ask to resume.
     """
     config = read_config(options.config)
     config.check_gallery()
@@ -92,7 +92,9 @@ def refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None:
 
     if not (config.gallery / "gallery.json").exists():
         return None
-    search = Search.replay(config.settings, Gallery(config.gallery).journal.read_all())
+    gallery = Gallery(config.gallery)
+    gallery.refuse_if_in_use()  # else NNI would be started first, and its tuner would wait for it
+    search = Search.replay(config.settings, gallery.journal.read_all())
     refuse_unless_resuming(config.gallery, search, resume)
     return search
 

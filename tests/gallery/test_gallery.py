@@ -67,6 +67,27 @@ def temporary(gallery: Gallery) -> list[str]:
 # Creating and opening.
 
 
+def test_a_new_gallery_is_private_to_its_user(tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "deep" / "gallery", {}, {})
+    assert gallery.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_locks_and_journal_do_not_lead_out_of_the_gallery(tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "gallery", {}, {})
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    for name in ("coordinator.lock", "journal.lock", "journal.jsonl"):
+        (gallery.folder / name).symlink_to(outside)
+    with pytest.raises(GalleryError, match="Cannot open"):
+        gallery.lock_coordinator()
+    with pytest.raises(GalleryError, match="Cannot open"):
+        gallery.journal.append({"event": "release"})
+    (gallery.folder / "journal.lock").unlink()
+    with pytest.raises(GalleryError, match="Cannot write"):
+        gallery.journal.append({"event": "release"})
+    assert outside.read_text() == "precious"
+
+
 def test_a_gallery_is_made_once_and_opened_again(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "gallery"
     made = Gallery.create(folder, SPACE, SETTINGS)

@@ -545,6 +545,42 @@ def test_what_others_may_write_is_not_loaded(
     assert "others may write" in caplog.text
 
 
+@pytest.mark.parametrize("what", ["a link", "an open parent"])
+def test_a_folder_that_others_could_exchange_is_not_used(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
+    base.mkdir()
+    elsewhere.mkdir(mode=0o700)
+    if what == "a link":
+        (base / "nni-petridish").symlink_to(elsewhere)
+    else:
+        base.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base))
+    with caplog.at_level(logging.WARNING):
+        assert native_library.__wrapped__(torch.float64) is None
+    assert "others may write to" in caplog.text
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["a link", "an open file"])
+def test_a_library_that_others_could_write_is_made_again(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Path(native.loaded(torch.empty(0, dtype=torch.float64))._name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "nni-petridish" / whole.name
+    path.parent.mkdir(mode=0o700)
+    if what == "a link":
+        path.symlink_to(whole)
+    else:
+        path.write_bytes(whole.read_bytes())
+        path.chmod(0o777)
+    assert native_library.__wrapped__(torch.float64) is not None
+    assert not path.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
 def test_without_a_home_the_kernels_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -69,6 +69,34 @@ def test_nnictl_and_the_process_alone_find_the_same(
     assert str(config.gallery / "report.html") in again
 
 
+def test_a_gallery_in_use_is_refused_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gallery = vision_gallery(tmp_path)
+    path = str(tmp_path / "config.yml")
+    code = (
+        "import sys, time; from nni_petridish.gallery.gallery import Gallery;"
+        "lock = Gallery(sys.argv[1]).lock_coordinator(); print(flush=True); time.sleep(100)"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(gallery.folder)], stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        for command in ("run", "search"):
+            began = time.monotonic()
+            assert main([command, path, "--resume"]) == 2
+            assert time.monotonic() - began < 20  # it was 67 s
+            output, errors = capfd.readouterr()
+            assert output == ""
+            assert f"process {other.pid} on " in errors
+            assert errors.count("\n") == 1
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_nnictl_that_cannot_start_says_why(tmp_path: Path) -> None:
     path = chaos.write_config(tmp_path, 3)
     path.write_text(path.read_text().replace("platform: local", "platform: moon"))

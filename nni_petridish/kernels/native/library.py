@@ -14,9 +14,11 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -61,7 +63,7 @@ def _say_once_that_there_is_no_compiler() -> None:
 def _compiled(compiler: str, real: str) -> Path:
     """Compile the sources, unless they were compiled before for this processor; return the path."""
     path = _cache_folder() / f"native-{real}-{_digest(compiler)}.so"
-    if path.exists() and _is_whole(path):
+    if os.path.lexists(path) and _is_own(path, stat.S_ISREG) and _is_whole(path):
         return path
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made, whole = f"{folder}/native.o", f"{folder}/native.so"
@@ -73,6 +75,7 @@ def _compiled(compiler: str, real: str) -> Path:
             subprocess.run(command, check=True, capture_output=True, timeout=120)
         library = Path(whole).read_bytes()
         Path(whole).write_bytes(library + hashlib.sha256(library).digest())
+        os.chmod(whole, 0o700)
         os.replace(whole, path)  # atomic: other processes may compile at the same time
     return path
 
@@ -94,8 +97,19 @@ def _digest(compiler: str) -> str:
 
 
 def _cache_folder() -> Path:
+    """Return the folder of compiled libraries, whose code is executed: no one else may write."""
     folder = make_cache_folder()
-    found = folder.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:  # its files are executed
-        raise PermissionError(f"others may write to {folder}; set XDG_CACHE_HOME")
+    if not _is_own(folder, stat.S_ISDIR):
+        raise PermissionError(f"{folder} is a link, or others may write to it; set XDG_CACHE_HOME")
+    for parent in folder.resolve().parents:
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # the folder could be exchanged
+            raise PermissionError(f"others may write to {parent}; set XDG_CACHE_HOME")
     return folder
+
+
+def _is_own(path: Path, is_kind: Callable[[int], bool]) -> bool:
+    """Return whether a path is no link, of the right kind, and written by this user alone."""
+    found = path.lstat()
+    is_private = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return is_kind(found.st_mode) and is_private
