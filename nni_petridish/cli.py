@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from nni_petridish import __version__
 from nni_petridish.baselines.feature_selection.cli import add_analogy_command
@@ -68,10 +68,15 @@ def _one_line(text: str) -> str:
     return shown if len(shown) <= _LONGEST_LINE else f"{shown[: _LONGEST_LINE - 3]}..."
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors, which repeat the user's words, are one line each."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_one_line(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nni-petridish", description="Grow neural networks from small to large."
-    )
+    parser = _Parser(prog="nni-petridish", description="Grow neural networks from small to large.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_run_command(commands, read_config, finish_search)

@@ -190,7 +190,8 @@ class Genotype(ABC):
         unknown = sorted(map(str, fields.keys() - set(names)))
         if unknown:
             noun = cls.noun or f"{cls.space} genotype"
-            raise GenotypeError(f"{unknown[0]}: is not a key of a {noun}.")
+            name = unknown[0] if unknown[0].isprintable() else show(unknown[0])
+            raise GenotypeError(f"{name[:60]}: is not a key of a {noun}.")
         return cls(**fields)
 
 

@@ -103,7 +103,7 @@ def from_gallery(folder: Path, id: str | None = None) -> SavedModel:
     gallery, search = open_search(folder)
     record = select_model(search, id)
     weights, documents = gallery.load_model(record.id)
-    genotype = Genotype.from_dict(documents["genotype"])
+    genotype = Genotype.from_dict(documents.get("genotype"))
     if genotype.space != gallery.space.get("space"):
         raise GalleryError(
             f"Model {record.id} is of the space {genotype.space!r} but the gallery of"
@@ -146,7 +146,10 @@ def read_model(path: Path) -> SavedModel:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if checksum != _digest(text, weights):
         raise DamagedModelError(f"{path} is damaged: its checksum is wrong.")
-    genotype = Genotype.from_dict(header["genotype"])
+    genotype = Genotype.from_dict(header.get("genotype"))
+    for name in ("space", "facts"):
+        if not isinstance(header.get(name), dict):
+            raise DamagedModelError(f"{path} is damaged: {name} must be a mapping.")
     return SavedModel(header["space"], genotype, weights, header["facts"])
 
 
@@ -189,7 +192,7 @@ def _known_kind(space: Mapping[str, Any]) -> Kind:
 def _make_space(space: Mapping[str, Any]) -> Any:
     try:
         return _known_kind(space).make_space(space)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise GalleryError(f"The model is of a space that cannot be built: {error}.") from None
 
 
@@ -197,9 +200,12 @@ def _full_space(gallery: Gallery, weights: Mapping[str, Tensor]) -> dict[str, An
     """Return the complete space; options that depend on the data are read from the weights."""
     data = gallery.settings.get("data") or {}
     try:
+        as_mapping(data)
         space = _known_kind(gallery.space).space_of_weights(gallery.space, data, weights)
     except KeyError as error:
         raise GalleryError(f"The weights are of another space: {error} is missing.") from None
+    except (TypeError, ValueError, IndexError) as error:
+        raise GalleryError(f"{gallery.folder} has data that cannot be read: {error}.") from None
     described: dict[str, Any] = _make_space(space).describe()
     return {"space": space["space"], **described}
 

@@ -140,7 +140,7 @@ class PreparedSearch:
         """Return the sample of a model of the gallery, or of the seed for None."""
         if id is None:
             return to_sample(self.space, self.seed)
-        document = self.gallery.load_documents(id)["genotype"]
+        document = self.gallery.load_documents(id).get("genotype")
         return to_sample(self.space, Genotype.from_dict(document))
 
 
