@@ -104,8 +104,9 @@ def test_a_signal_stops_cleanly_with_the_hull_so_far(tmp_path: Path, number: int
         time.sleep(0.1)
     process.send_signal(number)
     output, errors = process.communicate(timeout=30)
-    assert process.returncode == 0, errors
+    assert process.returncode == 130, errors
     assert "g00000" in output
+    assert f"nni-petridish search {path} --resume" in errors
     assert "Traceback" not in errors
     events = Gallery(config.gallery).journal.read_all()
     assert not Search.replay(config.settings, events).running()

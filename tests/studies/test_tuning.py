@@ -679,7 +679,7 @@ def test_recurrent_settings_are_grouped_by_powers_of_ten(tmp_path: Path) -> None
     study = open_study(tuning)
     for l1, error in [(0.0002, 60.0), (0.008, 50.0), (0.02, 51.0), (0.09, 70.0)]:
         complete(study, tuning, [error], l1=l1)
-    averages = {row["λ"]: row["average lowest error"] for row in tables.ablation_by_l1(study)}
+    averages = {row["λ"]: row["average lowest perplexity"] for row in tables.ablation_by_l1(study)}
     assert averages == {"0.0001": "60.0000", "0.01": "50.5000", "0.1": "70.0000"}
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from nni_petridish.errors import DataError
+from nni_petridish.errors import ConfigError, DataError
+from nni_petridish.tasks.vision import kind
 from nni_petridish.tasks.vision.data import DATA_NAMES, check_data, describe, load_data
 from nni_petridish.tasks.vision.splits import Split, TensorSplit, pixel_statistics
 
@@ -291,7 +292,7 @@ def test_descriptions_match_what_is_loaded(tmp_path: Path) -> None:
     for name in ("cifar10", "cifar100"):
         write_cifar(tmp_path, name)
     for name in DATA_NAMES:
-        if name == "image_folder":
+        if name in ("image_folder", "npz"):
             continue
         data = load_data(name, tmp_path, validation=1)
         assert describe(name) == (data.image_shape, data.num_classes)
@@ -312,3 +313,95 @@ def test_the_old_spelling_of_normalize_works_with_a_warning() -> None:
     images = images_of(split)
     with pytest.warns(DeprecationWarning, match="normalize"):
         assert torch.equal(split.normalise(images), split.normalize(images))
+
+
+def test_small_images_keep_their_size(tmp_path: Path) -> None:
+    write_folder(tmp_path)  # 50 x 40
+    assert describe("image_folder", tmp_path).image_shape == (3, 40, 40)
+    assert load_data("image_folder", tmp_path, workers=0).image_shape == (3, 40, 40)
+    large = tmp_path / "large"
+    for part in ("train", "val"):
+        (large / part / "cat").mkdir(parents=True)
+        Image.new("RGB", (300, 280)).save(large / part / "cat" / "0.png")
+    assert describe("image_folder", large).image_shape == (3, 224, 224)
+    assert describe("image_folder", large, 64).image_shape == (3, 64, 64)
+
+
+def test_a_configuration_names_the_size_of_small_images_and_too_much_validation(
+    tmp_path: Path,
+) -> None:
+    write_folder(tmp_path)
+    given = {"name": "image_folder", "root": str(tmp_path), "validation": 4}
+    assert kind.read_data(given, tmp_path)["image_size"] == 40
+    assert kind.read_data({**given, "image_size": 8}, tmp_path)["image_size"] == 8
+    with pytest.raises(ConfigError, match=r"data\.validation must be below 18 .*but got 10000"):
+        kind.read_data({**given, "validation": 10000}, tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.validation must be below 1497"):
+        kind.read_data({"name": "digits", "validation": 1497}, tmp_path)
+    with pytest.raises(ConfigError, match="val is the test set"):
+        kind.read_data({"name": "image_folder", "root": str(tmp_path)}, tmp_path)
+
+
+def write_npz(path: Path, **changes: object) -> Path:
+    numbers = np.random.default_rng(0)
+    arrays = {
+        "x_train": numbers.integers(0, 256, (30, 9, 8, 3), dtype=np.uint8),
+        "y_train": np.arange(30) % 3,
+        "x_test": numbers.integers(0, 256, (6, 9, 8, 3), dtype=np.uint8),
+        "y_test": np.arange(6) % 3,
+        **changes,
+    }
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    return path
+
+
+def test_an_npz_file_is_read_with_its_classes(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a.npz", classes=np.array(["cat", "dog", "emu"]))
+    data = load_data("npz", path)
+    assert (data.image_shape, data.classes) == ((3, 9, 8), ("cat", "dog", "emu"))
+    assert (len(data.train), len(data.validation), len(data.test)) == (27, 3, 6)
+    assert describe("npz", path) == (data.image_shape, data.num_classes)
+    stored = np.load(path)
+    assert torch.equal(images_of(data.test), torch.from_numpy(stored["x_test"]).permute(0, 3, 1, 2))
+    assert data.train.labels.tolist() != stored["y_train"][:27].tolist()
+
+
+def test_an_npz_file_without_a_test_set_gives_a_sixth(tmp_path: Path) -> None:
+    names = dict.fromkeys(("x_train", "y_train", "x_test", "y_test"))
+    images = np.arange(30 * 64, dtype=np.uint8).reshape(30, 8, 8)
+    path = write_npz(tmp_path / "a.npz", **names, x=images, y=np.arange(30)[:, None] % 2)
+    one, other = (load_data("npz", path, seed=seed, validation=5) for seed in (0, 1))
+    assert (len(one.train), len(one.validation), len(one.test)) == (20, 5, 5)
+    assert one.image_shape == (1, 8, 8)
+    assert torch.equal(images_of(one.test), images_of(other.test))
+    assert not torch.equal(images_of(one.train), images_of(other.train))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"x_train": None}, "must hold x_train, y_train"),
+        ({"x_train": np.zeros((30, 9, 8, 3))}, "whole numbers from 0 to 255 but is float64"),
+        ({"x_train": np.zeros((30, 9), np.uint8)}, r"must have the shape \(n, h, w\)"),
+        ({"x_train": np.full((30, 9, 8, 3), 300)}, "from 0 to 255 but has 300"),
+        ({"y_train": np.arange(29) % 3}, "a label for each image: 30 and 29"),
+        ({"y_train": np.arange(30) - 1}, "from 0 on"),
+        ({"y_test": np.full(6, 7)}, "labels below 3 but holds 7"),
+        ({"x_test": np.zeros((6, 5, 5), np.uint8)}, "must hold .* images"),
+        ({"x_train": np.array([{}] * 30)}, "is object|cannot be read"),
+    ],
+)
+def test_a_wrong_npz_file_is_one_line(tmp_path: Path, changes: dict, said: str) -> None:
+    path = write_npz(tmp_path / "a.npz", **changes)
+    with pytest.raises(DataError, match=said) as caught:
+        load_data("npz", path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_npz_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"not an \.npz file"):
+        load_data("npz", tmp_path / "a.npz")
+    np.save(tmp_path / "b.npy", np.zeros(3))
+    with pytest.raises(DataError, match="single array"):
+        load_data("npz", tmp_path / "b.npy")

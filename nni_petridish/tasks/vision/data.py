@@ -8,14 +8,23 @@ the mean and standard deviation of the training part.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nni_petridish.errors import DataError
 from nni_petridish.tasks.vision import class_names
+from nni_petridish.tasks.vision.folder import (
+    check_folder,
+    classes_of,
+    find_image_size,
+    has_more_images,
+    image_files,
+    load_folder,
+)
 from nni_petridish.tasks.vision.image_files import Arrays, read_cifar, read_digits, read_mnist
+from nni_petridish.tasks.vision.npz import describe_npz, read_npz, training_images
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,10 +32,6 @@ if TYPE_CHECKING:
     from nni_petridish.tasks.vision.splits import Split
 
 DEFAULT_ROOT = Path("data")
-
-#: ImageNet's well-known statistics; measuring 1.2 million JPEGs first would take an hour.
-_IMAGENET_MEAN = (0.485, 0.456, 0.406)
-_IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Description(NamedTuple):
@@ -78,6 +83,7 @@ class _Source:
     files: tuple[str, ...] = ()
     torchvision: str = ""
     largest_pixel: int = 255
+    images: int = 0
 
     def check(self, root: Path) -> None:
         missing = [f for f in self.files if not (root / self.folder / f).is_file()]
@@ -98,7 +104,7 @@ def load_data(
     validation: int | None = None,
     limit: int | None = None,
     seed: int = 0,
-    image_size: int = 224,
+    image_size: int | None = None,
     workers: int = 4,
 ) -> DataSet:
     """Load a data set.
@@ -107,22 +113,23 @@ def load_data(
     ----------
     name
         ``digits`` (embedded in scikit-learn), ``mnist``, ``fashion_mnist``, ``cifar10``,
-        ``cifar100`` (torchvision's layouts) or ``image_folder`` (ImageNet's: root/train/CLASS/*,
-        root/val/CLASS/*).
+        ``cifar100`` (torchvision's layouts), ``image_folder`` (ImageNet's: root/train/CLASS/*,
+        and root/val/CLASS/*, the test set) or ``npz`` (a file, see `tasks.vision.npz`).
     root
-        The folder that torchvision's classes are given; ``data`` by default.
+        The folder that torchvision's classes are given, ``data`` by default; for npz the file.
     validation
         The number of training images, the last ones, to set aside; 0 trains on all (retraining).
-        Default: 5000 as in the paper; 300 for digits (1197 remain, 300 are the test set); 0 for
-        image_folder, whose root/val is the test set.
+        Default: 5000 as in the paper; 300 for digits (1197 remain, 300 are the test set); a tenth
+        for npz; 0 for image_folder, whose root/val is the test set.
     limit
         Train on the first `limit` of the remaining training images only, for short searches.
     seed
         Orders the training images where they come sorted, and so decides which are "the last":
-        digits come by writer, image_folder by class. The other sets keep their published order,
-        and no test set depends on it.
+        digits come by writer, image_folder by class, npz maybe too. The other sets keep their
+        published order, and no test set depends on it.
     image_size, workers
-        For image_folder: side of the square crops, and number of reading processes.
+        For image_folder: side of the square crops (default: that of the images, at most 224), and
+        number of reading processes.
 
     Examples
     --------
@@ -143,21 +150,29 @@ def check_data(name: str, root: str | Path | None = None) -> Path:
     """Check, without loading, that a set is known and its files are there; return its folder."""
     root = DEFAULT_ROOT if root is None else Path(root).expanduser()
     if name == "image_folder":
-        for part in ("train", "val"):
-            if not _classes(root / part):
-                raise DataError(
-                    f"{root / part} must hold one folder of images per class but does not; put "
-                    f"your images there (ImageNet: register at https://image-net.org/download)."
-                )
+        check_folder(root)
     else:
-        _source(name).check(root)
+        _source(name, root).check(root)
     return root
 
 
-def describe(name: str, root: str | Path | None = None, image_size: int = 224) -> Description:
+def check_validation(name: str, root: str | Path | None, validation: int) -> None:
+    """Raise `DataError` unless training images remain if so many are set aside."""
+    root = check_data(name, root)
+    if name == "image_folder":
+        folder = root / "train"
+        images = validation + 1 if has_more_images(folder, validation) else _count(folder)
+    else:
+        images = _source(name, root).images
+    _kept(images, validation, None)
+
+
+def describe(
+    name: str, root: str | Path | None = None, image_size: int | None = None
+) -> Description:
     """Return image shape and number of classes without loading.
 
-    For image_folder the classes are counted in `root`.
+    For image_folder and npz they are found in `root`.
 
     Examples
     --------
@@ -166,22 +181,25 @@ def describe(name: str, root: str | Path | None = None, image_size: int = 224) -
     """
     if name == "image_folder":
         root = check_data(name, root)
-        return Description((3, image_size, image_size), len(_classes(root / "train")))
-    source = _source(name)
+        size = image_size or find_image_size(root)
+        return Description((3, size, size), len(classes_of(root / "train")))
+    source = _source(name, DEFAULT_ROOT if root is None else Path(root).expanduser())
     return Description(source.image_shape, len(source.classes))
 
 
-def _source(name: str) -> _Source:
+def _count(folder: Path) -> int:
+    return sum(1 for _ in image_files(folder))
+
+
+def _source(name: str, root: Path) -> _Source:
+    if name == "npz":
+        shape, classes, _ = describe_npz(root)
+        images = training_images(root)
+        return _Source(shape, classes, max(1, images // 10), read_npz, images=images)
     try:
         return _SOURCES[name]
     except KeyError:
         raise DataError(f"data must be one of {', '.join(DATA_NAMES)} but got {name!r}.") from None
-
-
-def _classes(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
 
 
 def _kept(images: int, validation: int, limit: int | None) -> int:
@@ -198,7 +216,7 @@ def _load_arrays(
 
     from nni_petridish.tasks.vision.splits import TensorSplit, pixel_statistics
 
-    source = _source(name)
+    source = _source(name, root)
     validation = source.validation if validation is None else validation
     images, labels, test_images, test_labels = source.read(root, seed)
     for array, wanted in ((images, labels), (test_images, test_labels)):
@@ -206,6 +224,12 @@ def _load_arrays(
             raise DataError(
                 f"{root / source.folder} must hold {source.image_shape} images, one per label, "
                 f"but holds {array.shape[1:]} images, {len(array)} for {len(wanted)} labels."
+            )
+
+        if len(wanted) and int(wanted.max()) >= len(source.classes):
+            raise DataError(
+                f"{root / source.folder} must hold labels below {len(source.classes)} but holds"
+                f" {int(wanted.max())}."
             )
 
     def tensors(pixels: np.ndarray, targets: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -228,56 +252,32 @@ def _load_arrays(
 
 
 def _load_folder(
-    root: Path, validation: int, limit: int | None, seed: int, image_size: int, workers: int
+    root: Path,
+    validation: int,
+    limit: int | None,
+    seed: int,
+    image_size: int | None,
+    workers: int,
 ) -> DataSet:
-    import torch
     from torch.utils.data import Subset
-    from torchvision import transforms
-    from torchvision.datasets import ImageFolder
 
-    from nni_petridish.tasks.vision.splits import FolderSplit
-
-    # The standard ImageNet augmentation and the standard central crop.
-    augmented = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(image_size),
-            transforms.RandomHorizontalFlip(),
-            transforms.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4),
-            transforms.PILToTensor(),
-        ]
-    )
-    central = transforms.Compose(
-        [
-            transforms.Resize(image_size * 8 // 7),
-            transforms.CenterCrop(image_size),
-            transforms.PILToTensor(),
-        ]
-    )
-    try:
-        train = ImageFolder(str(root / "train"), augmented)
-        unchanged = ImageFolder(str(root / "train"), central)
-        test = ImageFolder(str(root / "val"), central)
-    except FileNotFoundError as error:  # a class without an image
-        raise DataError(f"{root}: {str(error).splitlines()[0]}") from None
-    if train.classes != test.classes:
-        raise DataError(f"{root}: train and val must hold the same classes but do not.")
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed)).tolist()
+    size = image_size or find_image_size(root)
+    order, classes, parts = load_folder(root, size, seed, workers)
     kept, last = _kept(len(order), validation, limit), len(order) - validation
-    split = partial(
-        FolderSplit,
-        image_shape=(3, image_size, image_size),
-        mean=255 * torch.tensor(_IMAGENET_MEAN),
-        std=255 * torch.tensor(_IMAGENET_STD),
-        workers=workers,
-    )
+
+    def some(name: str, chosen: list[int]) -> Split:
+        whole: Any = parts[name]
+        split: Split = replace(whole, dataset=Subset(whole.dataset, chosen))
+        return split
+
     return DataSet(
         name="image_folder",
-        image_shape=(3, image_size, image_size),
-        num_classes=len(train.classes),
-        train=split(Subset(train, order[:kept])),
-        validation=split(Subset(unchanged, order[last:])),
-        test=split(test),
-        classes=tuple(train.classes),
+        image_shape=(3, size, size),
+        num_classes=len(classes),
+        train=some("train", order[:kept]),
+        validation=some("unchanged", order[last:]),
+        test=parts["test"],
+        classes=classes,
     )
 
 
@@ -288,18 +288,22 @@ def _mnist(dataset: str, classes: tuple[str, ...]) -> _Source:
         for what in ("images-idx3", "labels-idx1")
     )
     read = partial(read_mnist, dataset)
-    return _Source((1, 28, 28), classes, 5000, read, f"{dataset}/raw", files, dataset)
+    return _Source((1, 28, 28), classes, 5000, read, f"{dataset}/raw", files, dataset, images=60000)
 
 
 def _cifar(
     classes: tuple[str, ...], folder: str, train: tuple[str, ...], test: tuple[str, ...], key: str
 ) -> _Source:
     read = partial(read_cifar, folder, train, test, key)
-    return _Source((3, 32, 32), classes, 5000, read, folder, train + test, f"CIFAR{len(classes)}")
+    return _Source(
+        (3, 32, 32), classes, 5000, read, folder, train + test, f"CIFAR{len(classes)}", images=50000
+    )
 
 
 _SOURCES = {
-    "digits": _Source((1, 8, 8), class_names.DIGITS, 300, read_digits, largest_pixel=16),
+    "digits": _Source(
+        (1, 8, 8), class_names.DIGITS, 300, read_digits, largest_pixel=16, images=1497
+    ),
     "mnist": _mnist("MNIST", class_names.DIGITS),
     "fashion_mnist": _mnist("FashionMNIST", class_names.FASHION_MNIST),
     "cifar10": _cifar(
@@ -315,4 +319,4 @@ _SOURCES = {
 }
 
 #: The names `load_data` knows.
-DATA_NAMES = (*_SOURCES, "image_folder")
+DATA_NAMES = (*_SOURCES, "image_folder", "npz")

@@ -22,7 +22,14 @@ from nni_petridish.search.constraints import (
     prefix,
     resolve,
 )
-from nni_petridish.tasks.vision.data import DATA_NAMES, Description, check_data, describe
+from nni_petridish.tasks.vision.data import (
+    DATA_NAMES,
+    Description,
+    check_data,
+    check_validation,
+    describe,
+)
+from nni_petridish.tasks.vision.folder import LARGEST_DEFAULT, find_image_size
 from nni_petridish.tasks.vision.recipe import Recipe
 from search_spaces.vision.space import STEMS, VisionSpace
 
@@ -45,15 +52,17 @@ class DataOptions:
     name
         The data set.
     root
-        The folder that it is in.
+        The folder that it is in; of npz, the file.
     validation
-        Training images to set aside for validation.
+        Training images to set aside for validation. The images in ``val`` of an image_folder are
+        the test set: a search never looks at them.
     limit
         Train on so many of the remaining images only.
     seed
         Orders the images before they are set aside.
     image_size, workers
-        For image_folder: side of the square crops, and number of reading processes.
+        For image_folder: side of the square crops (default: that of the images, at most 224), and
+        number of reading processes.
     """
 
     name: Annotated[str, OneOf(DATA_NAMES)] = "digits"
@@ -126,10 +135,21 @@ def read_data(
     result = {"name": DataOptions.name, **data}
     if result.get("root") is not None:
         result["root"] = str(resolve(result["root"], base))
+    name, root = result["name"], result.get("root")
     with prefix(f"{place}: "):
-        check_data(result["name"], result.get("root"))
-    if result["name"] == "image_folder" and not for_retraining and not result.get("validation"):
-        raise ConfigError(f"{place}.validation must be at least 1: a search needs validation.")
+        folder = check_data(name, root)
+    if name == "image_folder":
+        if not for_retraining and not result.get("validation"):
+            raise ConfigError(
+                f"{place}.validation must be at least 1: a search sets aside so many images of"
+                f" {folder / 'train'}; {folder / 'val'} is the test set."
+            )
+        # The default of earlier versions is left out, so that their galleries still fit.
+        if not result.get("image_size") and (size := find_image_size(folder)) != LARGEST_DEFAULT:
+            result["image_size"] = size
+    if result.get("validation") is not None:
+        with prefix(f"{place}."):
+            check_validation(name, root, result["validation"])
     return result
 
 
@@ -144,9 +164,9 @@ def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str,
     """Return all options of the space; the number of classes is not looked for."""
     known = {key: value for key, value in options.items() if key != "space"}
     if "image_shape" not in known:
-        size = data.get("image_size") or 224
+        size = data.get("image_size") or LARGEST_DEFAULT
         folder = data["name"] == "image_folder"  # may be gone: it is not looked at
-        shape = (3, size, size) if folder else describe(data["name"]).image_shape
+        shape = (3, size, size) if folder else describe(data["name"], data.get("root")).image_shape
         known |= {"image_shape": shape, "num_classes": 1}
     return {"space": "vision", **VisionSpace(**known).describe()}
 
@@ -173,9 +193,9 @@ def space_of_weights(
     channels = weights["stem.0.weight"].shape[1]
     classes = weights["classifier.weight"].shape[0]
     if data.get("name") == "image_folder":  # may be gone: it is not looked at
-        height = width = int(data.get("image_size") or 224)
+        height = width = int(data.get("image_size") or LARGEST_DEFAULT)
     else:
-        _, height, width = describe(str(data.get("name"))).image_shape
+        _, height, width = describe(str(data.get("name")), data.get("root")).image_shape
     return {**space, "image_shape": [channels, height, width], "num_classes": classes}
 
 
@@ -271,4 +291,4 @@ def make_retraining(
 
 def _describe(data: Mapping[str, Any]) -> Description:
     with prefix(f"{_PLACE}: "):
-        return describe(data["name"], data.get("root"), data.get("image_size") or 224)
+        return describe(data["name"], data.get("root"), data.get("image_size"))

@@ -98,6 +98,8 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "mnist": {"cutout": 0, "crop_padding": 2, "flip": False},
     # Clothes fill the image: a hole of a quarter of the side, the usual choice here.
     "fashion_mnist": {"cutout": 8, "crop_padding": 2},
+    # Images of any kind: a mirrored or half hidden one may be of another class.
+    "npz": {"cutout": 0, "crop_padding": 2, "flip": False},
     # ImageNet, as in the paper's transfer; crop and flip are made where the files are read.
     # Label smoothing and no drop-path: DARTS's ImageNet recipe, which the paper follows.
     "image_folder": {

@@ -202,5 +202,5 @@ def _default_cells(searched: VisionSpace) -> int:
 
 
 def _shape_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    described = describe(data["name"], data.get("root"), data.get("image_size") or 224)
+    described = describe(data["name"], data.get("root"), data.get("image_size"))
     return described._asdict()
