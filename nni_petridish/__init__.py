@@ -24,6 +24,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "Gallery": ".gallery.gallery",
         "Genotype": ".core.genotype",
+        "Grower": ".core.grower",
         "L1Schedule": ".core.l1",
         "Petridish": ".nni_adapter.strategy",
         "PetridishError": ".errors",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         finalize_candidates,
         sites,
     )
+    from nni_petridish.core.grower import Grower
     from nni_petridish.core.l1 import L1Schedule
     from nni_petridish.core.site import Site
     from nni_petridish.errors import PetridishError

@@ -12,6 +12,8 @@ __getattr__, __dir__, __all__ = attach(
         "AlphaTable": ".alpha_table",
         "Candidates": ".weak_learner",
         "Genotype": ".genotype",
+        "Grower": ".grower",
+        "GrowthSchedule": ".grower",
         "L1Schedule": ".l1",
         "Site": ".site",
         "WeakLearner": ".weak_learner",
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         has_candidates,
         sites,
     )
+    from nni_petridish.core.grower import Grower, GrowthSchedule
     from nni_petridish.core.l1 import L1Schedule
     from nni_petridish.core.modes import evaluation_mode
     from nni_petridish.core.site import Site

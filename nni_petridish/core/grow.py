@@ -93,7 +93,7 @@ def attach_candidates(
         raise GrowthError(f"weak_learning must be one of {allowed} but got {weak_learning!r}.")
     if not callable(l1):
         check_l1(l1)
-    _genotype_of(net)
+    genotype_of(net)
     if has_candidates(net):
         raise GrowthError("candidates are attached already: finalize or detach them first.")
     groups = _by_key(net, keys)
@@ -154,7 +154,7 @@ def finalize_candidates(
     additions: dict[str, Learner] = {
         key: tuple(tables[key].shortcuts[i] for i in indices) for key, indices in chosen.items()
     }
-    genotype = _genotype_of(net).grown(additions, merge)
+    genotype = genotype_of(net).grown(additions, merge)
     for site in sites(net):
         if site.weak_learner is not None and site.key in chosen:
             _like(site, _finalize(site, chosen[site.key], genotype.merge))
@@ -344,7 +344,8 @@ def _check_finite(tables: dict[str, AlphaTable]) -> None:
                 raise GrowthError(f"weak learning diverged: α of {name} in {key!r} is {alpha}.")
 
 
-def _genotype_of(net: nn.Module) -> Genotype:
+def genotype_of(net: nn.Module) -> Genotype:
+    """Return the genotype of a growable network; raise `GrowthError` if it has none."""
     if _is_growable(net):
         return net.genotype
     is_wrapped = isinstance(net, _Wrapper) and _is_growable(net.module)

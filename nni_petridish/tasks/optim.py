@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nni_petridish.core.grow import candidate_parameters
+from nni_petridish.core.scalars import scalar_ids
 from nni_petridish.errors import TrainingError
-
-
-@runtime_checkable
-class HasScalars(Protocol):
-    """A module with parameters that must not decay: single numbers such as α and η."""
-
-    @property
-    def no_weight_decay(self) -> Sequence[str]:
-        """The attributes that are such parameters."""
-        ...
 
 
 def make_optimizer(
@@ -36,7 +27,7 @@ def make_optimizer(
     Parameters
     ----------
     net
-        The network; its modules may be `HasScalars`.
+        The network; its modules may be `nni_petridish.core.scalars.HasScalars`.
     lr, weight_decay, momentum
         Options of SGD.
     scalar_lr
@@ -45,7 +36,7 @@ def make_optimizer(
     trained = [p for p in net.parameters() if p.requires_grad]
     if not trained:
         raise TrainingError("the network has no parameter to train.")
-    scalars = _scalars(net)
+    scalars = scalar_ids(net)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if id(p) not in scalars], "base_lr": lr},
         {
@@ -83,7 +74,7 @@ def clip_groups(net: nn.Module, *, scalars_apart: bool = False) -> list[list[nn.
         Whether α and η are groups of their own: their gradients are as large as those of a whole
         weight matrix, and would shorten the steps of all weights.
     """
-    scalars = _scalars(net) if scalars_apart else set()
+    scalars = scalar_ids(net) if scalars_apart else set()
     candidates = {id(parameter) for parameter in candidate_parameters(net)}
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for parameter in net.parameters():
@@ -133,12 +124,3 @@ def clip_gradients(parameters: list[nn.Parameter], limit: float) -> None:
     # Scaling by 1 is wasted work, but reading the norm of a GPU would wait for it.
     if norm.device.type == "cuda" or float(norm) > limit:
         nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-
-
-def _scalars(net: nn.Module) -> set[int]:
-    return {
-        id(getattr(module, name))
-        for module in net.modules()
-        if isinstance(module, HasScalars)
-        for name in module.no_weight_decay
-    }
