@@ -14,7 +14,7 @@ new optimizer after each of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Protocol, TypedDict, TypeGuard, TypeVar, runtime_checkable
 
@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from nni_petridish.core.alpha_table import AlphaTable, Schedule, largest_first
 from nni_petridish.core.genotype import MERGES, Genotype, Learner
 from nni_petridish.core.l1 import WEAK_LEARNING, check_l1
-from nni_petridish.core.site import Site
+from nni_petridish.core.selection import architecture, next_best
+from nni_petridish.core.site import Site, sites
 from nni_petridish.core.weak_learner import Candidates, WeakLearner
-from nni_petridish.errors import GrowthError
+from nni_petridish.errors import ExhaustedError, GrowthError
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -51,11 +52,6 @@ class AlphaRow(TypedDict):
     source: str
     op: str
     alpha: float
-
-
-def sites(net: nn.Module) -> list[Site]:
-    """Return the sites x_k of a network that have eligible operations, in module order."""
-    return [module for module in net.modules() if isinstance(module, Site) and module.op_names]
 
 
 def attach_candidates(
@@ -114,6 +110,7 @@ def finalize_candidates(
     merge: str | None = None,
     keys: Collection[str] | None = None,
     scores: Mapping[str, Sequence[float]] | None = None,
+    taken: Iterable[Genotype] = (),
 ) -> Genotype:
     """Turn the candidates with the largest |α| into finished weak learners (Algorithm 2), in place.
 
@@ -135,6 +132,9 @@ def finalize_candidates(
     scores
         Numbers to select by in place of |α|, such as `nni_petridish.core.select.gain_score`
         returns: one for each candidate in the order of its table, by key.
+    taken
+        Architectures that were grown from the same parent before. If the selection leads to one of
+        them, the next best is made.
 
     Returns
     -------
@@ -150,11 +150,20 @@ def finalize_candidates(
         raise GrowthError("no candidates are attached: call attach_candidates first.")
     _check_finite(tables)
     wanted = {key: tables[key] for key in _known_keys(tables, keys)}
-    chosen = _choose(net, wanted, i_max, _scores(wanted, scores))
-    additions: dict[str, Learner] = {
-        key: tuple(tables[key].shortcuts[i] for i in indices) for key, indices in chosen.items()
-    }
-    genotype = genotype_of(net).grown(additions, merge)
+    numbers = _scores(wanted, scores)
+    chosen = _choose(net, wanted, i_max, numbers)
+    known = {architecture(genotype) for genotype in taken}
+
+    def grown(selection: dict[str, list[int]]) -> Genotype:
+        additions: dict[str, Learner] = {
+            key: tuple(tables[key].shortcuts[i] for i in indices)
+            for key, indices in selection.items()
+        }
+        return genotype_of(net).grown(additions, merge)
+
+    if known:
+        chosen = _next_best(net, chosen, i_max, numbers, lambda s: architecture(grown(s)) in known)
+    genotype = grown(chosen)
     for site in sites(net):
         if site.weak_learner is not None and site.key in chosen:
             _like(site, _finalize(site, chosen[site.key], genotype.merge))
@@ -318,6 +327,25 @@ def _choose(
         for key in sorted(rivals, key=lambda key: -largest[key])[i_max:]:
             del chosen[key]
     return chosen
+
+
+def _next_best(
+    net: nn.Module,
+    best: dict[str, list[int]],
+    i_max: int,
+    scores: dict[str, Tensor],
+    is_taken: Callable[[dict[str, list[int]]], bool],
+) -> dict[str, list[int]]:
+    """Return the best selection that was not made before; raise if there is none."""
+    room = {site.key: site.room() for site in sites(net)}
+    pools = {tuple(pool) for pool in _pools(net).values()}
+    sizes = [
+        {key: min(i_max, room[key] or i_max) for key in pool if key in scores} for pool in pools
+    ]
+    found = next_best(best, scores, sizes, is_taken)
+    if found is None:
+        raise ExhaustedError("every architecture that this growth can select was grown before.")
+    return found
 
 
 def _known_keys(known: Collection[str], keys: Collection[str] | None) -> list[str]:

@@ -112,3 +112,8 @@ class Site(nn.Module, ABC):
         ops = [self.finish_op(self.make_op(source, op)) for source, op in shortcuts]
         merged = self.make_merge(merge, None, len(ops))
         self.learners.append(WeakLearner(shortcuts, ops, merged, eta=1.0))
+
+
+def sites(net: nn.Module) -> list[Site]:
+    """Return the sites x_k of a network that have eligible operations, in module order."""
+    return [module for module in net.modules() if isinstance(module, Site) and module.op_names]

@@ -6,6 +6,7 @@ it out in a trial, and the gallery keeps all results. NNI's own checkpoint adds 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import warnings
@@ -192,8 +193,8 @@ class Petridish(Strategy):
         Parameters
         ----------
         sort
-            Whether to sort by error and leave out models without one; otherwise the oldest model is
-            first.
+            Whether to sort by error and leave out models without one, and all but the best of those
+            with the same architecture; otherwise the oldest model is first.
         limit
             Largest number of models.
 
@@ -207,6 +208,7 @@ class Petridish(Strategy):
         if sort:
             models = [model for model in models if model.error == model.error]
             models.sort(key=lambda model: (model.error, model.multiply_adds))
+            models = self._distinct(models)
             if limit is not None and limit > len(models):
                 _log.warning("%d models were asked for but there are %d.", limit, len(models))
         yield from map(self._nni_model, models[:limit])
@@ -335,6 +337,14 @@ class Petridish(Strategy):
         metrics = record.outcome.metrics
         model.metrics.final = metrics.get("metric", metrics.get("accuracy"))
         return model
+
+    def _distinct(self, models: list[ModelRecord]) -> list[ModelRecord]:
+        """Return the first model of every architecture."""
+        prepared = self._prepared_search()
+        first: dict[str, ModelRecord] = {}
+        for model in models:
+            first.setdefault(json.dumps(prepared.sample(model.id), sort_keys=True), model)
+        return list(first.values())
 
     def _replayed(self) -> Search:
         prepared = self._prepared_search()

@@ -15,14 +15,19 @@ from torch import nn
 
 from nni_petridish.core.forecast import add_predictions
 from nni_petridish.core.genotype import Genotype
-from nni_petridish.core.grow import alpha_tables, attach_candidates, can_grow, finalize_candidates
+from nni_petridish.core.grow import alpha_tables, attach_candidates, finalize_candidates
 from nni_petridish.core.l1 import L1Schedule
+from nni_petridish.core.selection import count_selections
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import FACTS
-from nni_petridish.search.records import FULL, Growth, Outcome
+from nni_petridish.running.siblings import select_new
+from nni_petridish.search.records import CHOICES, FULL, Growth, Outcome
 from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.tasks.task import NO_CALLBACKS, PHASES, Callbacks, Phase, Record, Task
+
+_FEW = 64
+"""The largest number of possible children that is recorded: others are never used up."""
 
 
 def run_growth(
@@ -99,7 +104,13 @@ class _Work:
         attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
         self._train(net, "weak", self.plan.weak_epochs)
         diary = self._predict(net, {"i_max": self.growth.i_max, "tables": alpha_tables(net)})
-        finalize_candidates(net, self.growth.i_max)
+        select_new(
+            gallery,
+            self.growth,
+            self.folder,
+            lambda taken: finalize_candidates(net, self.growth.i_max, taken=taken),
+        )
+        _list_selected_first(diary["tables"], _genotype(net))
         self._randomize("final")
         self._train(net, "final", self.plan.final_epochs)
         return net, diary
@@ -113,8 +124,11 @@ class _Work:
     def outcome(self, net: nn.Module) -> Outcome:
         """Evaluate on the validation set; count multiply-adds and parameters."""
         metrics: dict[str, Any] = dict(self.task.evaluate(net))
-        if not can_grow(net):
+        choices = count_selections(net, self.growth.i_max)
+        if not choices:
             metrics[FULL] = True
+        elif choices <= _FEW:
+            metrics[CHOICES] = choices
         multiply_adds, parameters = self.task.size(net)
         return Outcome(
             id=self.growth.id,
@@ -143,3 +157,17 @@ class _Work:
 
     def _randomize(self, phase: str) -> None:
         torch.manual_seed(self._seed(phase))
+
+
+def _genotype(net: nn.Module) -> Genotype:
+    genotype = net.genotype
+    assert isinstance(genotype, Genotype)
+    return genotype
+
+
+def _list_selected_first(tables: dict[str, list[dict[str, Any]]], genotype: Genotype) -> None:
+    """Move the selected candidates to the front, unless they are there: by |α| they usually are."""
+    for key, learners in genotype.learners_by_key().items():
+        if key in tables and learners:
+            selected = set(learners[-1])
+            tables[key].sort(key=lambda row: (row["source"], row["op"]) not in selected)

@@ -387,12 +387,23 @@ def test_a_search_ends_at_the_limits_of_the_space_and_can_be_continued(
     second = Petridish(tmp_path / "gallery", max_models=4, i_max=1, **SHORT)
     done = start(spaces.Vectors(), evaluator, second)
     models = second.models()
-    assert [model.parent for model in models] == [None] + ["g00000"] * 3, "children are full"
-    assert [model.outcome.metrics.get("full", False) for model in models] == [False] + [True] * 3
+    # Each of the two other layers once: the children are full.
+    assert [model.parent for model in models] == [None] + ["g00000"] * 2
+    assert [model.outcome.metrics.get("full", False) for model in models] == [False] + [True] * 2
     assert all(spaces.Vectors().contains(s) for s in done.export_top_models(4, formatter="dict"))
     other = Petridish(tmp_path / "gallery", fixed={"layer": 0}, **SHORT)
     with pytest.raises(ConfigError, match="nothing to grow in Vectors"):
         start(spaces.Vectors(), evaluator, other)
+
+
+def test_a_search_trains_and_exports_every_architecture_of_a_small_space_once(
+    tmp_path: Path, start: Any
+) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=12)
+    experiment = start(spaces.Tiny(), FunctionalEvaluator(users.train_once), strategy)
+    assert len(strategy.models()) == 2
+    samples = experiment.export_top_models(12, formatter="dict")
+    assert sorted(sample["layer"] for sample in samples) == ["conv", "skip"]
 
 
 def test_the_old_name_of_fixed_works_and_its_galleries_are_continued(

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from nni_petridish.errors import ConfigError, SearchError
-from nni_petridish.search.events import REFUSED, model_event
+from nni_petridish.search.events import EXHAUSTED, REFUSED, model_event
 from nni_petridish.search.hull import lower_hull
-from nni_petridish.search.records import growth_id
+from nni_petridish.search.records import CHOICES, growth_id
 from nni_petridish.search.search import (
     Done,
     Event,
@@ -744,3 +744,32 @@ def test_models_at_the_limits_of_their_space_are_no_parents() -> None:
     full = a_search()
     finish(full, ask_growth(full), metrics={"full": True})
     assert full.ask() == Done("no model on the hull may grow further (the space has no more)")
+
+
+def test_a_model_is_grown_as_often_as_there_are_architectures_to_grow() -> None:
+    search = Search(SearchSettings())
+    seed = search.ask()
+    assert isinstance(seed, Growth)
+    search.tell(Outcome(seed.id, 0.5, 100, 10, metrics={CHOICES: 2}))
+    first, second = search.ask(), search.ask()
+    assert isinstance(first, Growth)
+    assert isinstance(second, Growth)
+    assert isinstance(search.ask(), Wait)
+    assert search.fail(first.id, "trouble")
+    assert isinstance(again := search.ask(), Growth)
+    assert again.id == first.id
+    for growth in (first, second):
+        search.tell(Outcome(growth.id, 0.6, 200, 20))
+    assert search.ask() == Done("no model on the hull may grow further (the space has no more)")
+
+
+def test_a_parent_whose_growth_finds_nothing_new_is_not_grown_again() -> None:
+    search = Search(SearchSettings())
+    seed = search.ask()
+    assert isinstance(seed, Growth)
+    search.tell(Outcome(seed.id, 0.5, 100, 10))
+    growth = search.ask()
+    assert isinstance(growth, Growth)
+    assert search.fail(growth.id, "nothing new", kind=EXHAUSTED)
+    assert search.ask() == Done("no model on the hull may grow further (the space has no more)")
+    assert search.dropped() == {growth.id: "nothing new"}

@@ -120,3 +120,16 @@ class OnlyWidths(ModelSpace):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.first(images.flatten(1)))
+
+
+class Tiny(ModelSpace):
+    """Two architectures in all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.layer = LayerChoice({"skip": nn.Identity(), "conv": block(4, 3)}, label="layer")
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.layer(self.stem(images)).mean(dim=(2, 3)))
