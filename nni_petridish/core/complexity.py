@@ -66,6 +66,13 @@ def count_multiply_adds(
     ConfigError
         If the network cannot take one input of this shape, as with a batch dimension in it.
     """
+    parameter = next(net.parameters())
+    image = torch.zeros((1, *image_shape), device=parameter.device, dtype=dtype or parameter.dtype)
+    return count_for_inputs(net, [image])
+
+
+def count_for_inputs(net: nn.Module, inputs: Sequence[Tensor]) -> int:
+    """Count the multiply-adds of `count_multiply_adds` for given inputs of a network."""
     total = 0
 
     def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -79,13 +86,11 @@ def count_multiply_adds(
 
     counted = [m for m in net.modules() if isinstance(m, (*_CONVS, nn.Linear))]
     handles = [module.register_forward_hook(count) for module in counted]
-    parameter = next(net.parameters())
-    image = torch.zeros((1, *image_shape), device=parameter.device, dtype=dtype or parameter.dtype)
     try:
         with evaluation_mode(net), torch.no_grad():
-            net(image)
+            net(*inputs)
     except (RuntimeError, ValueError, IndexError) as error:
-        raise ConfigError(_unfit(image_shape, error)) from error
+        raise ConfigError(_unfit(inputs[0].shape[1:], error)) from error
     finally:
         for handle in handles:
             handle.remove()

@@ -16,7 +16,7 @@ import pytest
 import torch
 from nni.nas.evaluator import FunctionalEvaluator
 from nni.nas.experiment import NasExperiment, NasExperimentConfig
-from nni.nas.hub.pytorch import DARTS, ENAS, PNAS, AmoebaNet, NASNet
+from nni.nas.hub.pytorch import DARTS, ENAS, PNAS, AmoebaNet, NasBench101, NASNet
 from nni.nas.nn.pytorch import Cell
 from nni.nas.space import model_context
 from nni.nas.strategy import DARTS as DartsStrategy
@@ -34,7 +34,7 @@ from nni_petridish.core.grow import (
     finalize_candidates,
     sites,
 )
-from nni_petridish.errors import ConfigError, GenotypeError
+from nni_petridish.errors import ConfigError, GenotypeError, SearchError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator
 from nni_petridish.nni_adapter.evaluators.task import EvaluatorTask, Metric
@@ -404,6 +404,39 @@ def test_a_search_trains_and_exports_every_architecture_of_a_small_space_once(
     assert len(strategy.models()) == 2
     samples = experiment.export_top_models(12, formatter="dict")
     assert sorted(sample["layer"] for sample in samples) == ["conv", "skip"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "processed", "loose_end", "factory"])
+def test_cells_of_two_inputs_grow(kind: str, tmp_path: Path, start: Any) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=3)
+    space = spaces.TwoInputs(kind)
+    evaluator = FunctionalEvaluator(users.two_inputs, width=space.first_width)
+    start(space, evaluator, strategy)
+    models = strategy.models()
+    assert [model.parent for model in models][:2] == [None, "g00000"]
+    # Three nodes, of one operator each in the seed as NNI counts it.
+    assert models[0].multiply_adds >= 3 * 8 * 3
+    weights, documents = Gallery(tmp_path / "gallery").load_model("g00001")
+    net = UserSpace(spaces.TwoInputs, (kind,)).build(Genotype.from_dict(documents["genotype"]))
+    net.load_state_dict(weights)
+    assert UserSpace(spaces.TwoInputs, (kind,)).size(net)[0] == models[1].multiply_adds
+
+
+def test_choices_that_cannot_grow_are_refused_before_anything_is_trained(
+    tmp_path: Path, start: Any
+) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=3)
+    with pytest.raises(SearchError, match="the choice 'unused' is not used in the forward pass"):
+        start(spaces.Unused(), FunctionalEvaluator(users.train_once), strategy)
+    events = Gallery(tmp_path / "gallery").journal.read_all()
+    assert [event["event"] for event in events] == ["ask", "fail"]  # and not tried again
+    fixed = Petridish(tmp_path / "other", max_models=2, fixed={"unused": 1})
+    start(spaces.Unused(), FunctionalEvaluator(users.train_once), fixed)
+    assert len(fixed.models()) == 2
+    with pytest.raises(ConfigError, match="found nothing to grow in NasBench101"):
+        start(NasBench101(), FunctionalEvaluator(users.train_once), Petridish(tmp_path / "third"))
+    with pytest.raises(ConfigError, match=r"inputs are tensors .* got dict"):
+        UserSpace(spaces.Vectors).build(ChoiceGenotype())({"x": GRAY})
 
 
 def test_the_old_name_of_fixed_works_and_its_galleries_are_continued(

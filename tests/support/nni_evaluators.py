@@ -203,6 +203,17 @@ def tell(net: nn.Module, told: float) -> None:
     nni.report_final_result({"default": 0.5, "told": told})
 
 
+def two_inputs(net: nn.Module, width: int) -> None:
+    """Train a network of two inputs for two steps."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(2):
+        output = net(torch.randn(4, width), torch.randn(4, 8))
+        optimizer.zero_grad()
+        (output[1] if isinstance(output, tuple) else output).square().mean().backward()
+        optimizer.step()
+    nni.report_final_result(0.5)
+
+
 def tell_all(net: nn.Module, folder: str, numbers: list[float]) -> None:
     """Report the numbers, each in one training after the other; train nothing.
 

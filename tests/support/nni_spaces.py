@@ -133,3 +133,56 @@ class Tiny(ModelSpace):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.layer(self.stem(images)).mean(dim=(2, 3)))
+
+
+class TwoInputs(ModelSpace):
+    """A network of two inputs, the first of which has another width in some cells.
+
+    ``kind``: ``plain``, ``processed`` (with a pre- and a postprocessor), ``loose_end`` or
+    ``factory`` (operations that depend on their input).
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first_width = 3 if kind in ("processed", "factory") else 8
+        options: dict[str, object] = {"merge_op": "loose_end" if kind == "loose_end" else "all"}
+        ops: object = [nn.Linear(8, 8), nn.Linear(8, 8, bias=False)]
+        if kind == "processed":
+            options |= {"preprocessor": WidenFirst(), "postprocessor": PassOn()}
+        if kind == "factory":
+            ops = {
+                name: lambda node, op, source, bias=bias: nn.Linear(
+                    3 if source == 0 else 8, 8, bias=bias
+                )
+                for name, bias in (("biased", True), ("unbiased", False))
+            }
+        self.cell = Cell(ops, 3, 2, 2, label="cell", **options)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.cell(first, second)
+
+
+class WidenFirst(nn.Module):
+    """A preprocessor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 8)
+
+    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
+        return [self.linear(inputs[0]), inputs[1]]
+
+
+class PassOn(nn.Module):
+    """A postprocessor."""
+
+    def forward(self, cell: Tensor, inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return inputs[-1], cell
+
+
+class Unused(Vectors):
+    """A choice that no forward pass uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = LayerChoice([nn.Linear(2, 2), nn.Identity()], label="unused")

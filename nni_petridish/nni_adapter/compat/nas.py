@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     )
     from nni.nas.experiment import NasExperimentConfig
     from nni.nas.nn.pytorch import Cell, InputChoice, LayerChoice, ModelSpace, Repeat
+    from nni.nas.nn.pytorch.base import MutableModule
     from nni.nas.nn.pytorch.cell import create_cell_op_candidates
     from nni.nas.nn.pytorch.choice import ChosenInputs
     from nni.nas.space import ModelStatus, SimplifiedModelSpace, model_context
@@ -41,6 +42,7 @@ __all__ = [
     "ModelSpace",
     "ModelStatus",
     "MutableEvaluator",
+    "MutableModule",
     "NasExperimentConfig",
     "RegressionModule",
     "Repeat",

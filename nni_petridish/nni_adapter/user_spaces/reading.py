@@ -9,7 +9,14 @@ from nni.mutable import Categorical, SampleValidationError
 from torch import nn
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.nni_adapter.compat.nas import Cell, InputChoice, LayerChoice, ModelSpace, Repeat
+from nni_petridish.nni_adapter.compat.nas import (
+    Cell,
+    InputChoice,
+    LayerChoice,
+    ModelSpace,
+    MutableModule,
+    Repeat,
+)
 from nni_petridish.nni_adapter.user_spaces.decisions import (
     CellDecision,
     Decision,
@@ -90,8 +97,18 @@ def _choices(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, Cell | LayerChoice | InputChoice | Repeat):
             yield child
-        if not isinstance(child, Cell):
+        if not isinstance(child, Cell) and not _is_made_by_itself(child):
             yield from _choices(child)
+
+
+def _is_made_by_itself(module: nn.Module) -> bool:
+    """Return whether NNI makes the frozen module, such as a NasBench101Cell, from a sample.
+
+    The choices within are never made one by one, so they cannot grow.
+    """
+    if isinstance(module, LayerChoice | InputChoice | Repeat):
+        return False
+    return isinstance(module, MutableModule) and type(module).should_invoke_fixed_module()
 
 
 def _decision(module: nn.Module, fixed: Mapping[str, Any]) -> Decision | None:

@@ -10,20 +10,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from nni_petridish.core.complexity import count_multiply_adds, count_parameters
+from nni_petridish.core.complexity import count_for_inputs, count_parameters
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.grow import lay_out, sites
-from nni_petridish.errors import GenotypeError, TrainingError
+from nni_petridish.errors import GenotypeError
 from nni_petridish.nni_adapter.compat.nas import model_context
 from nni_petridish.nni_adapter.user_spaces.creation import build_growable
 from nni_petridish.nni_adapter.user_spaces.decisions import Decision, Sample
+from nni_petridish.nni_adapter.user_spaces.first_pass import FirstPass
 from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
 from nni_petridish.nni_adapter.user_spaces.reading import read_base, read_decisions
 from nni_petridish.nni_adapter.user_spaces.sites import DepthSite, UserSite
 from nni_petridish.search.records import plain
-
-_SEEN = "input_seen"
-_DIMENSIONS = 8
 
 
 class _Parsed(NamedTuple):
@@ -104,9 +102,7 @@ class UserSpace:
             if isinstance(module, DepthSite):
                 module.hide_unused_blocks()
         lay_out(net)  # the same memory format as in growth
-        net.register_buffer(_SEEN, torch.zeros(_DIMENSIONS, dtype=torch.int64))
-        net._has_looked = False  # type: ignore[assignment]  # once: a GPU's buffer is slow to read
-        net.register_forward_pre_hook(_look_at_input)
+        net.first_pass = FirstPass(net)  # type: ignore[assignment]
         net.genotype = own  # type: ignore[assignment]
         return net
 
@@ -139,17 +135,11 @@ class UserSpace:
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters) of the network as NNI makes it."""
-        seen = net.get_buffer(_SEEN)
-        kind, count, *shape = seen.tolist()
-        if not count:
-            raise TrainingError(
-                "multiply-adds can be counted for networks whose input is one tensor, but this one"
-                " was trained on something else."
-            )
+        first_pass: Any = net.first_pass
+        inputs = list(first_pass.examples())
         with torch.random.fork_rng(devices=[]):  # weights do not matter here
             frozen = self.frozen(net.genotype)  # type: ignore[arg-type]
-        dtype = torch.int64 if kind else torch.float32
-        return count_multiply_adds(frozen, shape[: count - 1], dtype), count_parameters(frozen)
+        return count_for_inputs(frozen, inputs), count_parameters(frozen)
 
     def describe(self) -> dict[str, Any]:
         """Return the class, the choices and the fixed values, as plain data."""
@@ -168,12 +158,3 @@ def _unread(symbol: Any, args: Any, kwargs: Any, fixed: Any) -> UserSpace:
     space = object.__new__(UserSpace)
     space.__dict__.update(symbol=symbol, args=args, kwargs=kwargs, fixed=fixed)
     return space
-
-
-def _look_at_input(net: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Remember the shape of the first input, since only the evaluator knows the data."""
-    x = inputs[0] if len(inputs) == 1 else None
-    if isinstance(x, torch.Tensor) and x.ndim <= _DIMENSIONS - 1 and not net._has_looked:
-        facts = [int(not x.is_floating_point()), x.ndim, *x.shape[1:]]
-        net.get_buffer(_SEEN)[: len(facts)] = torch.tensor(facts)
-        net._has_looked = True  # type: ignore[assignment]
