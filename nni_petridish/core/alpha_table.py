@@ -34,8 +34,10 @@ class AlphaTable(nn.Module):
     """The weights α_ij of all candidate shortcuts, shared by every site of one key.
 
     The L1 term does not need to be part of the loss: a hook adds its subgradient λ·sign(α) once
-    per backward pass, however many sites share the table. A training loop that scales its loss can
-    add `extra_loss` to it instead. The hook then adds nothing, so the term counts exactly once.
+    per step of the optimizer, however many sites share the table and however many backward passes
+    are accumulated: not to a gradient that has the term already, while α is unchanged. A training
+    loop that scales its loss can add `extra_loss` to it instead. The hook then adds nothing, so the
+    term counts exactly once.
 
     Parameters
     ----------
@@ -58,6 +60,7 @@ class AlphaTable(nn.Module):
         self.shortcuts = tuple(shortcuts)
         self.l1 = l1
         self.l1_came_with_loss = False
+        self._l1_version: int | None = None
         # 1/(I·J): x_c starts as the mean of the candidates.
         start = 1.0 / (competitors or len(shortcuts))
         self.alpha = nn.Parameter(torch.full((len(shortcuts),), start))
@@ -88,11 +91,22 @@ class AlphaTable(nn.Module):
         l1 = self.current_l1()
         came_with_loss, self.l1_came_with_loss = self.l1_came_with_loss, False
         self.backward_passes += 1
-        return gradient if came_with_loss else gradient + l1 * self.alpha.detach().sign()
+        if came_with_loss or self._has_l1():
+            return gradient
+        self._l1_version = self.alpha._version
+        return gradient + l1 * self.alpha.detach().sign()
+
+    def _has_l1(self) -> bool:
+        """Return whether α.grad, to which a gradient is being added, has the L1 term already."""
+        accumulated = self.alpha.grad
+        is_first = accumulated is None or self.alpha._version != self._l1_version
+        # Zeros are those of zero_grad(set_to_none=False).
+        return not is_first and accumulated is not None and bool(accumulated.any())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copied or unpickled table has a new α tensor, without the hook.
         super().__setstate__(state)
+        self._l1_version = None
         self._watch_alpha()
 
 

@@ -64,7 +64,9 @@ def attach_candidates(
     """Attach all candidate shortcuts to a network's sites (Algorithm 1), in place.
 
     Any training loop of the network then trains the candidates too. The predictions and the
-    gradients of the network's own parameters do not change.
+    gradients of the network's own parameters do not change. Weight decay of the optimizer acts on α
+    as on every parameter; put `nni_petridish.core.candidate_parameters` into a group without it if
+    L1 alone shall decide.
 
     Parameters
     ----------

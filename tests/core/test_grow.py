@@ -257,6 +257,32 @@ def test_l1_counts_once_per_table_with_and_without_extra_loss() -> None:
     assert extra_loss(net).item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_l1_counts_once_per_step_however_many_passes_are_accumulated(to_none: bool) -> None:
+    """Against the mean of the gradients without L1, plus λ·sign(α)."""
+    l1, k = 0.25, 4
+    net, images, labels = grown_network(small_space(), 0)
+    attach_candidates(net, l1)
+    table = sites(net)[0].weak_learner.table
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    tables = {id(s.weak_learner.table): s.weak_learner.table for s in sites(net)}.values()
+
+    def accumulated(l1: float) -> Tensor:
+        for one in tables:
+            one.l1 = l1
+        optimizer.zero_grad(set_to_none=to_none)
+        for _ in range(k):
+            (F.cross_entropy(net(images), labels) / k).backward()
+        assert table.alpha.grad is not None
+        return table.alpha.grad.clone()
+
+    net.eval()  # so that batch norms do not change from pass to pass
+    for _ in range(3):
+        bare, sign = accumulated(0.0), table.alpha.detach().sign()
+        torch.testing.assert_close(accumulated(l1), bare + l1 * sign)
+        optimizer.step()
+
+
 def test_l1_survives_a_deep_copy() -> None:
     net, images, labels = grown_network(small_space(), 0)
     attach_candidates(net, 0.5)

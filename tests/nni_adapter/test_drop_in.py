@@ -439,6 +439,13 @@ def test_choices_that_cannot_grow_are_refused_before_anything_is_trained(
         UserSpace(spaces.Vectors).build(ChoiceGenotype())({"x": GRAY})
 
 
+def test_lbfgs_trains_networks_of_channels_last(tmp_path: Path, start: Any) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=2)
+    start(spaces.Tiny(), FunctionalEvaluator(users.train_by_lbfgs), strategy)
+    assert all(model.outcome.metrics["gain"] > 0 for model in strategy.models())
+    assert len(strategy.models()) == 2
+
+
 def test_the_old_name_of_fixed_works_and_its_galleries_are_continued(
     tmp_path: Path, start: Any
 ) -> None:

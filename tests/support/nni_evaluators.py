@@ -203,6 +203,22 @@ def tell(net: nn.Module, told: float) -> None:
     nni.report_final_result({"default": 0.5, "told": told})
 
 
+def train_by_lbfgs(net: nn.Module) -> None:
+    """A user's function with an optimizer that flattens the gradients."""
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
+    images, labels = next(iter(loader("train")))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(images), labels)
+        loss.backward()
+        return loss
+
+    before = float(closure().detach())
+    optimizer.step(closure)
+    nni.report_final_result({"default": accuracy(net), "gain": before - float(closure().detach())})
+
+
 def two_inputs(net: nn.Module, width: int) -> None:
     """Train a network of two inputs for two steps."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)

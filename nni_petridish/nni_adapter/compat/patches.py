@@ -1,4 +1,4 @@
-"""Changes to NNI's Python code, each with its reason."""
+"""Changes to NNI's Python code, and one to torch's, each with its reason."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import nni
 import nni.trial
+import torch
 from nni.runtime.trial_command_channel import (
     TrialCommandChannel,
     get_default_trial_command_channel,
@@ -122,3 +123,25 @@ def trial_parameters() -> Any:
     NNI has no function that reads them without asking for the next ones.
     """
     return nni.trial._params
+
+
+@contextmanager
+def lbfgs_of_any_layout() -> Iterator[None]:
+    """Make LBFGS accept gradients in channels_last in this context.
+
+    It flattens gradients by ``view``, which fails on those of networks that grow: their kernels are
+    in channels_last. Contiguous gradients give the same numbers.
+    """
+    own = torch.optim.LBFGS._gather_flat_grad
+
+    def gather(optimizer: torch.optim.LBFGS) -> torch.Tensor:
+        for parameter in optimizer._params:
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.contiguous()
+        return own(optimizer)
+
+    torch.optim.LBFGS._gather_flat_grad = gather  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.optim.LBFGS._gather_flat_grad = own  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.space import Space
 from nni_petridish.errors import ConfigError, Interrupted, TrainingError
-from nni_petridish.nni_adapter.compat.patches import trial_channel
+from nni_petridish.nni_adapter.compat.patches import lbfgs_of_any_layout, trial_channel
 from nni_petridish.nni_adapter.evaluators.lengths import (
     TaskEvaluator,
     current_epoch,
@@ -239,7 +239,7 @@ class EvaluatorTask:
 
         listener = Listener(on_intermediate)
         net.train()
-        with trial_channel(listener), seeded(phase.random_seed):
+        with trial_channel(listener), seeded(phase.random_seed), lbfgs_of_any_layout():
             trained = run_evaluator(evaluator, net, phase.epochs)
         if listener.last is None:
             raise TrainingError(
