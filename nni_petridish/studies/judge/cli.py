@@ -122,8 +122,8 @@ def _finish_scores(judgement: Judgement) -> int:
 
 def _judgement(options: argparse.Namespace, table: TruthTable) -> Judgement:
     from nni_petridish.studies.judge.settings import JudgeSettings
+    from nni_petridish.studies.judge.training import load_images
     from nni_petridish.studies.judge.work import Judgement
-    from nni_petridish.tasks.vision.data import load_data
     from search_spaces.tables.cells import CellsSpace
     from search_spaces.tables.macro import MacroSpace
 
@@ -137,7 +137,7 @@ def _judgement(options: argparse.Namespace, table: TruthTable) -> Judgement:
         checkpoints=_numbers(options.checkpoints, "--checkpoints"),
         seed=options.seed,
     )
-    data = load_data("cifar10", options.data)
+    data = load_images(options.data)
     space = MacroSpace() if options.table == MacroSpace.name else CellsSpace()
     return Judgement(table, space, data, settings, options.out.absolute())
 

@@ -1,9 +1,13 @@
-"""Training by steps: of parents, and of candidates with a look at them in between."""
+"""Images of the tables, and training by steps: of parents, and of candidates with looks at them.
+
+The tables are about CIFAR-10, so this module knows images; the rest of the room does not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +19,27 @@ from nni_petridish.errors import Interrupted, TrainingError
 from nni_petridish.studies.judge.settings import JudgeSettings
 from nni_petridish.tasks.optim import clip_groups, make_optimizer, take_step
 from nni_petridish.tasks.vision.augment import Augmentation
+from nni_petridish.tasks.vision.data import DataSet, load_data
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.splits import Split, steps_per_epoch
+from nni_petridish.tasks.vision.training import evaluate
+
+__all__ = ["DataSet", "cosine", "held_out_losses", "load_images", "train_steps", "validation_error"]
 
 AUGMENTATION = Augmentation(crop_padding=4, flip=True)
 """That of the tables: random crops and flips."""
 
 Lr = Callable[[int], float]
+
+
+def load_images(root: Path | None) -> DataSet:
+    """Load CIFAR-10, which the networks of the tables were trained on."""
+    return load_data("cifar10", root)
+
+
+def validation_error(net: nn.Module, data: DataSet) -> float:
+    """Return the error of a network on the validation images."""
+    return evaluate(net, data.validation).error
 
 
 def train_steps(

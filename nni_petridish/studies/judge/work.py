@@ -33,10 +33,14 @@ from nni_petridish.studies.judge.settings import (
     results_file,
 )
 from nni_petridish.studies.judge.tables import TruthTable
-from nni_petridish.studies.judge.training import cosine, held_out_losses, train_steps
+from nni_petridish.studies.judge.training import (
+    DataSet,
+    cosine,
+    held_out_losses,
+    train_steps,
+    validation_error,
+)
 from nni_petridish.studies.pool import run_in_processes
-from nni_petridish.tasks.vision.data import DataSet
-from nni_petridish.tasks.vision.training import evaluate
 
 _POLL_SECONDS = 0.5
 _ZERO_COST_IMAGES = 32
@@ -117,7 +121,7 @@ class Judgement:
         """Train a parent and its candidates, and return all scores; the result is kept."""
         start = time.process_time()
         net = self.trained(parent, stop)
-        error = evaluate(net, self.data.validation).error
+        error = validation_error(net, self.data)
         trained = time.process_time()
         torch.manual_seed(parent.random_seed("attach"))
         attach_candidates(net, self.settings.l1)
