@@ -1,0 +1,24 @@
+"""The notebook runs from data to an exported model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    client = NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()  # raises the error of a cell
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    texts = ["".join(output.get("text", "") for output in cell.outputs) for cell in code]
+    assert texts[-1].rstrip().endswith("same predictions: True")
+    shown = [output for cell in code for output in cell.outputs if "data" in output]
+    assert any("<iframe" in output["data"].get("text/html", "") for output in shown)  # the report
