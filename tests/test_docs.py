@@ -30,7 +30,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def links(page: Path) -> list[str]:
-    targets = re.findall(r"\]\(([^)\s]+)\)", without_code_blocks(page.read_text()))
+    text = without_code_blocks(page.read_text())
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text)
     return [target for target in targets if "://" not in target]
 
 
