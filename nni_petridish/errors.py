@@ -44,6 +44,13 @@ class DamagedModelError(GalleryError):
     """The files of a model are damaged."""
 
 
+class StorageError(GalleryError):
+    """The disk of a gallery is full, read-only, broken or gone: a fault of no growth.
+
+    Whoever meets it waits and tries again, see `nni_petridish.running.patience`.
+    """
+
+
 class SearchError(PetridishError):
     """An event contradicts the state of a search, or a search found no model."""
 

@@ -1,7 +1,11 @@
-"""Atomic writing of files and folders: each is complete or absent."""
+"""Atomic writing of files and folders: each is complete or absent.
+
+Errors of the system become errors of one line here. Those of the disk are a `StorageError`.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,13 +13,44 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from nni_petridish.errors import GalleryError
+from nni_petridish.errors import GalleryError, StorageError
 
 _PREFIX = ".tmp-"
+_ABANDONED_SECONDS = 3600.0
+
+_SPACE = "free some space on its disk"
+_RIGHTS = "allow this user to write there"
+_FILES = "close some files, or raise the limit of open ones"
+_LOCKS = "its file system must support locks"
+_DISK = "check its disk"
+_REMEDIES = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: "free some space, or raise the quota",
+    errno.EROFS: "make its file system writable",
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOLCK: _LOCKS,
+    errno.ENOSYS: _LOCKS,
+    errno.EOPNOTSUPP: _LOCKS,
+    errno.EIO: _DISK,
+    errno.ENOMEM: "free some memory",
+    errno.ENODEV: _DISK,
+    errno.ENXIO: _DISK,
+    errno.ESTALE: _DISK,
+    errno.ENOTCONN: _DISK,
+    errno.ETIMEDOUT: _DISK,
+    errno.EHOSTDOWN: _DISK,
+    errno.EHOSTUNREACH: _DISK,
+    errno.EREMOTEIO: _DISK,
+}
+"""What to do about each error that a disk, not a growth, is to blame for."""
 
 
 def to_json(data: Any) -> bytes:
@@ -26,15 +61,41 @@ def to_json(data: Any) -> bytes:
         raise GalleryError(f"Expected data that JSON can hold: {error}.") from error
 
 
+@contextmanager
+def in_one_line(action: str) -> Iterator[None]:
+    """Turn an error of the system into one line: a `StorageError`, or another `GalleryError`.
+
+    Parameters
+    ----------
+    action
+        What fails, such as ``"write journal.jsonl"``.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = _REMEDIES.get(error.errno or 0)
+        if remedy is None:
+            raise GalleryError(f"Cannot {action}: {reason}.") from error
+        raise StorageError(f"Cannot {action}: {reason}; {remedy}.") from error
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write or replace a file atomically: readers see either the old or the new content."""
     temporary = temporary_name(path)
-    try:
-        _write_new(temporary, data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with in_one_line(f"write {path}"):
+        try:
+            _write_new(temporary, data)
+            os.replace(temporary, path)
+        finally:
+            _discard(temporary)
+        sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those around it, unless it exists."""
+    with in_one_line(f"make {path}"):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> bool:
@@ -46,20 +107,21 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> bool:
         False if the folder exists already; it is not changed.
     """
     temporary = temporary_name(path)
-    try:
-        temporary.mkdir()
-        for name, data in files.items():
-            _write_new(temporary / name, data)
-        sync_folder(temporary)
+    with in_one_line(f"write {path}"):
         try:
-            os.rename(temporary, path)
-        except OSError:
-            if path.is_dir():
-                return False
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    sync_folder(path.parent)
+            temporary.mkdir()
+            for name, data in files.items():
+                _write_new(temporary / name, data)
+            sync_folder(temporary)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                if path.is_dir():
+                    return False
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        sync_folder(path.parent)
     return True
 
 
@@ -78,21 +140,66 @@ def temporary_name(path: Path) -> Path:
     return path.parent / f"{_PREFIX}{tag}"
 
 
-def remove_leftovers(folder: Path, max_age: float) -> list[str]:
-    """Remove the temporary files of dead writers from a folder, and return their names.
+def remove_leftovers(folder: Path) -> list[str]:
+    """Remove the temporary files of processes of this machine that are gone; return their names."""
+    return [path.name for path in _leftovers(folder) if _is_orphan(path) and _discard(path)]
 
-    A writer is dead if its process on this machine is gone, or, for a writer on another machine,
-    after ``max_age`` seconds.
+
+class Sweep:
+    """Remover of temporary files that dead writers left behind, on whatever machine.
+
+    A writer of this machine is dead if its process is gone. Of another machine's files, those count
+    as abandoned that have not changed for an hour of this process: clocks of two machines are never
+    compared. A writer that was only slow finds its file gone and writes it again.
+
+    Parameters
+    ----------
+    folders
+        The folders to sweep.
     """
-    removed = []
-    for path in sorted(folder.glob(f"{_PREFIX}*")):
-        if _is_abandoned(path, max_age):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = tuple(folders)
+        self._seen: dict[Path, tuple[tuple[int, ...], float]] = {}
+
+    def run(self) -> list[str]:
+        """Remove what is abandoned by now, and return the names."""
+        removed = [name for folder in self._folders for name in remove_leftovers(folder)]
+        now, before = time.monotonic(), self._seen
+        self._seen = {}
+        for path in (path for folder in self._folders for path in _leftovers(folder)):
+            look = _look(path)
+            seen, since = before.get(path, (look, now))
+            since = since if seen == look else now
+            if now - since > _ABANDONED_SECONDS and _discard(path):
+                removed.append(path.name)
             else:
-                path.unlink(missing_ok=True)
-            removed.append(path.name)
-    return removed
+                self._seen[path] = (look, since)
+        return removed
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"{_PREFIX}*") if path.name.count("-") >= 4)
+
+
+def _look(path: Path) -> tuple[int, ...]:
+    """Return what changes while a file, or a file in a folder, is being written."""
+    try:
+        parts = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
+        states = [part.stat() for part in parts]
+    except OSError:
+        return ()
+    return tuple(number for state in states for number in (state.st_size, state.st_mtime_ns))
+
+
+def _discard(path: Path) -> bool:
+    """Remove a temporary file or folder if the disk allows it; return whether it is gone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    return not os.path.lexists(path)
 
 
 def _write_new(path: Path, data: bytes) -> None:
@@ -102,13 +209,10 @@ def _write_new(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _is_abandoned(path: Path, max_age: float) -> bool:
-    try:
-        old = time.time() - path.stat().st_mtime > max_age
-        _, host, pid, _ = path.name.rsplit("-", 3)
-    except (FileNotFoundError, ValueError):
-        return False
-    return old or (host == host_name() and pid.isdigit() and not _is_alive(int(pid)))
+def _is_orphan(path: Path) -> bool:
+    """Return whether the process of this machine that made a temporary file is gone."""
+    _, host, pid, _ = path.name.rsplit("-", 3)
+    return host == host_name() and pid.isdigit() and not _is_alive(int(pid))
 
 
 def _is_alive(pid: int) -> bool:

@@ -20,14 +20,16 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import DamagedModelError, GalleryError, SearchError, show
 from nni_petridish.gallery.files import (
-    remove_leftovers,
+    Sweep,
+    in_one_line,
+    make_folder,
     sync_folder,
     to_json,
     write_file,
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _VERSION = 1
+DESCRIPTION = "gallery.json"
+GONE = "its folder is gone"
+"""Reason for which a model is taken out of a search when its folder is missing."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,14 @@ class Recovery:
     journaled: tuple[str, ...]
     quarantined: tuple[str, ...]
     removed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Differences between folders and journal: ids without a line, ids whose folder is gone."""
+
+    unrecorded: tuple[str, ...]
+    gone: tuple[str, ...]
 
 
 class Gallery:
@@ -85,6 +98,7 @@ class Gallery:
         self._models = self.folder / "models"
         self._quarantine = self.folder / "quarantine"
         self._work = self.folder / "work"
+        self._sweep = Sweep((self.folder, self._models, self.folder / "pictures"))
 
     @classmethod
     def create(
@@ -107,7 +121,7 @@ class Gallery:
         folder = Path(folder)
         wanted = _description(space, settings)
         found = _read_description(folder)
-        try:
+        with in_one_line(f"make a gallery in {folder}"):
             if found is None:
                 _refuse_other_folders(folder)
                 # Private to the user: its workers do as its files say.
@@ -116,8 +130,6 @@ class Gallery:
             _refuse_differences(folder, found, wanted)
             for name in ("models", "quarantine", "work"):
                 (folder / name).mkdir(exist_ok=True)
-        except OSError as error:
-            raise GalleryError(f"Cannot make a gallery in {folder}: {error.strerror}.") from error
         return cls(folder)
 
     @classmethod
@@ -166,12 +178,9 @@ class Gallery:
         event = _model_event(id, documents)
         if not self._is_taken(id):
             files = encode_model(weights, documents)
-            try:
-                if write_folder(self._models / id, files):
-                    self.journal.append(event)
-                    return True
-            except OSError as error:
-                raise GalleryError(f"Cannot save model {id}: {error.strerror}.") from error
+            if write_folder(self._models / id, files):
+                self.journal.append(event)
+                return True
         self._journal_again(id)
         return False
 
@@ -203,16 +212,16 @@ class Gallery:
 
     def model_ids(self) -> list[str]:
         """Return the ids of all models, oldest growth first."""
-        return sorted(filter(_is_id, os.listdir(self._models)), key=growth_number)
+        with in_one_line(f"read {self._models}"):
+            return sorted(filter(_is_id, os.listdir(self._models)), key=growth_number)
 
     def quarantine(self, id: str, reason: str) -> bool:
         """Quarantine a damaged model and record that; return False if it is gone already."""
-        try:
-            self._move_to_quarantine(id)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise GalleryError(f"Cannot quarantine model {id}: {error.strerror}.") from error
+        with in_one_line(f"quarantine model {id}"):
+            try:
+                self._move_to_quarantine(id)
+            except FileNotFoundError:
+                return False
         self._journal_quarantine(id, reason)
         return True
 
@@ -225,10 +234,7 @@ class Gallery:
     def work_folder(self, id: str, attempt: int) -> Path:
         """Create and return the folder for the checkpoints of a running growth."""
         folder = self._work / f"{_checked(id)}-{attempt:d}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise GalleryError(f"Cannot make {folder}: {error.strerror}.") from error
+        make_folder(folder)
         return folder
 
     def remove_work(self, id: str) -> None:
@@ -258,33 +264,44 @@ class Gallery:
                     raise
                 time.sleep(0.2)
 
-    def recover(self, max_age: float = 3600.0) -> Recovery:
-        """Make models and journal consistent after a process died; for the coordinator.
-
-        Parameters
-        ----------
-        max_age
-            Seconds after which temporary files of another machine count as abandoned.
-        """
+    def recover(self) -> Recovery:
+        """Make models and journal consistent after a process died; for the coordinator."""
         self.journal.repair()
         # Read the journal first: every model in it was complete before its line was written.
         events = self.journal.read_all()
-        known = {event["id"] for event in events if event["event"] == "model"}
-        known -= {event["id"] for event in events if event["event"] == "quarantine"}
-        ever = {event["id"] for event in events if event["event"] in ("model", "quarantine")}
+        differences = self.compare(events)
         journaled: list[str] = []
         quarantined: list[str] = []
-        for id in self.model_ids():
-            if id not in ever:
-                (journaled if self._journal_again(id) else quarantined).append(id)
-        for id in sorted(known.difference(self.model_ids()), key=growth_number):
-            self._journal_quarantine(id, "its folder is gone")
+        for id in differences.unrecorded:
+            (journaled if self._journal_again(id) else quarantined).append(id)
+        for id in differences.gone:
+            self._journal_quarantine(id, GONE)
             quarantined.append(id)
-        under_way = {name.rsplit("-", 1)[0] for name in os.listdir(self._work)}
-        for id in under_way & ever:
-            self.remove_work(id)
-        removed = remove_leftovers(self._models, max_age) + remove_leftovers(self.folder, max_age)
-        return Recovery(tuple(journaled), tuple(quarantined), tuple(removed))
+        self._remove_finished_work(events)
+        return Recovery(tuple(journaled), tuple(quarantined), tuple(self.sweep()))
+
+    def compare(self, events: Iterable[Event]) -> Differences:
+        """Compare the folders of models with the events of the journal."""
+        of = {"model": set[str](), "quarantine": set[str]()}
+        for event in events:
+            of.get(event["event"], set()).add(event["id"])
+        there = self.model_ids()
+        known = of["model"] | of["quarantine"]
+        gone = sorted(of["model"] - of["quarantine"] - set(there), key=growth_number)
+        return Differences(tuple(id for id in there if id not in known), tuple(gone))
+
+    def model_line(self, id: str) -> Event:
+        """Return the event of a model by its own documents."""
+        return _model_event(id, self.load_documents(id))
+
+    def record_model(self, id: str) -> None:
+        """Make sure that a model is in the journal; its writer may have failed after saving it."""
+        if not any(e["event"] == "model" and e["id"] == id for e in self.journal.read_all()):
+            self._journal_again(id)
+
+    def sweep(self) -> list[str]:
+        """Remove temporary files that dead processes left behind; return their names."""
+        return self._sweep.run()
 
     # Helpers.
 
@@ -299,11 +316,19 @@ class Gallery:
         if not self.has_model(id):
             return False
         try:
-            self.journal.append(_model_event(id, self.load_documents(id)))
+            self.journal.append(self.model_line(id))
         except DamagedModelError as error:
             self.quarantine(id, str(error))
             return False
         return True
+
+    def _remove_finished_work(self, events: Iterable[Event]) -> None:
+        """Remove work folders that outlived their growths, as after a kill while cleaning up."""
+        over = {event["id"] for event in events if event["event"] in ("model", "quarantine")}
+        with in_one_line(f"read {self._work}"):
+            names = os.listdir(self._work)
+        for id in {name.rsplit("-", 1)[0] for name in names} & over:
+            self.remove_work(id)
 
     def _journal_quarantine(self, id: str, reason: str) -> None:
         self.journal.append(quarantine_event(id, reason))
@@ -370,13 +395,13 @@ def _description(space: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
 
 
 def _read_description(folder: Path) -> dict[str, Any] | None:
-    path = folder / "gallery.json"
+    path = folder / DESCRIPTION
     try:
-        description = read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise GalleryError(f"Cannot read {path}: {error.strerror}.") from error
+        with in_one_line(f"read {path}"):
+            try:
+                description = read_json(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
     except ValueError as error:
         raise GalleryError(f"{path} is damaged: {error}.") from error
     version = description.get("version") if isinstance(description, dict) else None
@@ -393,7 +418,7 @@ def _write_description(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     with file_lock(folder / ".create.lock"):
         found = _read_description(folder)
         if found is None:
-            write_file(folder / "gallery.json", to_json(wanted))
+            write_file(folder / DESCRIPTION, to_json(wanted))
     return found or wanted
 
 

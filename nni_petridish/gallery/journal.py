@@ -10,6 +10,7 @@ Writers hold a lock file next to the journal, so that appending is safe on NFS t
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ import zlib
 from pathlib import Path
 
 from nni_petridish.errors import GalleryError
-from nni_petridish.gallery.files import sync_folder
+from nni_petridish.gallery.files import in_one_line, sync_folder
 from nni_petridish.gallery.locks import file_lock
 from nni_petridish.reading import open_regular, parse_json
 from nni_petridish.search.events import Event
@@ -86,38 +87,43 @@ class Journal:
 
     def _write(self, data: bytes) -> None:
         is_new = not self.path.exists()
-        try:
+        with in_one_line(f"write {self.path}"):
             descriptor = os.open(self.path, _FLAGS, 0o666)
             try:
                 size = os.fstat(descriptor).st_size
                 if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                    data = b"\n" + data
-                # A single write, so that a torn line can only be truncated.
-                if data and os.write(descriptor, data) != len(data):
-                    raise GalleryError(f"Cannot write to {self.path}: the disk is full.")
+                    _write_whole(descriptor, b"\n")
+                _write_whole(descriptor, data)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
             if is_new:
                 sync_folder(self.path.parent)
-        except OSError as error:
-            raise GalleryError(f"Cannot write to {self.path}: {error.strerror}.") from error
 
     def _complete_lines(self, locked: bool = False) -> list[bytes]:
         if locked and os.access(self.path.parent, os.W_OK):
             with file_lock(self._lock):
                 return self._complete_lines()
-        try:
-            with open_regular(self.path) as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    raise GalleryError(f"{self.path} has become shorter; it must only ever grow.")
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise GalleryError(f"Cannot read {self.path}: {error.strerror}.") from error
+        with in_one_line(f"read {self.path}"):
+            try:
+                with open_regular(self.path) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    file.seek(self._offset)
+                    data = file.read()
+            except FileNotFoundError:
+                return []
+        if size < self._offset:
+            raise GalleryError(f"{self.path} has become shorter; it must only ever grow.")
         return data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """Write in a single call, so that a torn line can only be truncated; remove a torn line."""
+    written = os.write(descriptor, data) if data else 0
+    if written != len(data):
+        # Readers do not take a line without its end, so none has read further than this.
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def encode(event: Event) -> bytes:

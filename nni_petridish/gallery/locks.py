@@ -8,19 +8,19 @@ inherit them. On NFS the locks of a machine that vanished are held until the ser
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from nni_petridish.errors import GalleryError
-from nni_petridish.gallery.files import host_name
+from nni_petridish.errors import GalleryError, StorageError
+from nni_petridish.gallery.files import host_name, in_one_line
 
 
-@contextlib.contextmanager
+@contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold the lock file ``path`` in this context; wait until it is free. Does not nest."""
     # Record locks do not exclude threads of one process, and closing any descriptor of the file
@@ -60,15 +60,16 @@ class ExclusiveLock:
     def acquire(self) -> ExclusiveLock:
         """Acquire the lock, or raise a GalleryError at once."""
         with _one_thread:
-            if self._held.get(self._key) == os.getpid():
+            if self.is_held_here(self._path):
                 raise self._taken(f"process {os.getpid()} on {host_name()}")
             descriptor = _open_lock(self._path)
             try:
                 if not _lock(descriptor, self._path, wait=False):
                     owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
                     raise self._taken(owner or "another process")
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"process {os.getpid()} on {host_name()}\n".encode(), 0)
+                with suppress(OSError):  # a full disk keeps the name of an earlier holder
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, f"process {os.getpid()} on {host_name()}\n".encode(), 0)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -86,6 +87,11 @@ class ExclusiveLock:
             if self._held.get(self._key) == os.getpid():
                 del self._held[self._key]
 
+    @classmethod
+    def is_held_here(cls, path: Path) -> bool:
+        """Return whether this process holds the lock of a file."""
+        return cls._held.get(os.path.realpath(path)) == os.getpid()
+
     def _taken(self, owner: str) -> GalleryError:
         return GalleryError(f"{self._what}: {owner} is at work already.")
 
@@ -101,6 +107,23 @@ class ExclusiveLock:
         self.release()
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process, this one or another, holds the `ExclusiveLock` of a file."""
+    with _one_thread:
+        if ExclusiveLock.is_held_here(path):
+            return True
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return not _lock(descriptor, path, wait=False)
+        except StorageError:  # no locks: whether it is held cannot be told
+            return False
+        finally:
+            os.close(descriptor)
+
+
 _one_thread = threading.Lock()
 
 
@@ -114,21 +137,16 @@ os.register_at_fork(after_in_child=_new_thread_lock)
 
 
 def _open_lock(path: Path) -> int:
-    try:
+    with in_one_line(f"open {path}"):
         # The holder writes its name into the file: a link could lead out of the gallery.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         return os.open(path, flags, 0o666)
-    except OSError as error:
-        raise GalleryError(f"Cannot open {path}: {error.strerror}.") from error
 
 
 def _lock(descriptor: int, path: Path, wait: bool) -> bool:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError as error:
-        raise GalleryError(
-            f"Cannot lock {path}: {error.strerror}; its file system must support locks."
-        ) from error
+    with in_one_line(f"lock {path}"):
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except (BlockingIOError, PermissionError):
+            return False
     return True

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import DamagedModelError, GalleryError, SearchError
-from nni_petridish.gallery.files import to_json
+from nni_petridish.gallery.files import in_one_line, to_json
 from nni_petridish.reading import parse_json, read_regular, refuse_large_header
 from nni_petridish.search.records import plain
 
@@ -86,12 +86,11 @@ def read_files(folder: Path, with_weights: bool) -> dict[str, bytes]:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return read_regular(path)
-    except FileNotFoundError as error:
-        raise DamagedModelError(f"{path} is missing.") from error
-    except OSError as error:
-        raise GalleryError(f"Cannot read {path}: {error.strerror}.") from error
+    with in_one_line(f"read {path}"):
+        try:
+            return read_regular(path)
+        except FileNotFoundError as error:
+            raise DamagedModelError(f"{path} is missing.") from error
 
 
 def read_checksums(folder: Path) -> dict[str, str]:

@@ -32,14 +32,20 @@ def add_run_command(subparsers: Any, read_config: ReadConfig, finish: Finish) ->
 
 
 def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -> int:
-    from nni_petridish.nni_adapter.nnictl import free_port, run_experiment
+    from nni_petridish.gallery.gallery import Gallery
+    from nni_petridish.nni_adapter.nnictl import free_port, is_local, run_experiment
+    from nni_petridish.running.coordinator import Coordinator
     from nni_petridish.search.records import Done
 
     config, before = config_to_search(options, read_config)
     is_done = before is not None and isinstance(before.ask(before.elapsed), Done)
     if before is not None and is_done and not before.refused():
         # NNI would wait forever for the first trial of a finished search.
+        with Coordinator(Gallery(config.gallery), config.settings):
+            pass  # removes what a kill after the last model left behind
         return finish(before, config.gallery)
+    if before is None and is_local(options.config):
+        config.check_task(config.load_task)  # before a gallery is made
     port = options.port or free_port()
     interrupt_on_term()
     stopped = threading.Event()

@@ -70,7 +70,7 @@ class Experiment:
     def __init__(self, config: Path, port: int) -> None:
         self.config, self.port = config, port
         # Other machines know no token, and must reach the manager.
-        self.token = secrets.token_urlsafe(24) if _is_local(config) else ""
+        self.token = secrets.token_urlsafe(24) if is_local(config) else ""
         self.id = ""
 
     def __enter__(self) -> Experiment:
@@ -155,7 +155,8 @@ def _signals_deferred() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _is_local(config: Path) -> bool:
+def is_local(config: Path) -> bool:
+    """Return whether the trials of a configuration run on this machine."""
     service = read_experiment(config)[3].get("trainingService")
     return isinstance(service, dict) and service.get("platform") == "local"
 

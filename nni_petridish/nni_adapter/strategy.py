@@ -16,7 +16,7 @@ from typing import Any
 
 from nni.common.serializer import SerializableObject
 
-from nni_petridish.errors import ConfigError, SearchError
+from nni_petridish.errors import ConfigError, SearchError, StorageError
 from nni_petridish.nni_adapter.compat.nas import ModelStatus, SimplifiedModelSpace, Strategy
 from nni_petridish.nni_adapter.compat.patches import (
     run_in_process_by_default,
@@ -33,6 +33,7 @@ from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator, trained
 from nni_petridish.nni_adapter.evaluators.task import PERCENT, Metric
 from nni_petridish.nni_adapter.prepared_search import PreparedSearch, StrategySettings
 from nni_petridish.running.coordinator import Coordinator
+from nni_petridish.running.patience import outlast
 from nni_petridish.running.process import per_machine
 from nni_petridish.running.worker import HeartbeatWatch, describe_failure
 from nni_petridish.search.ranges import RANGED
@@ -44,6 +45,11 @@ __all__ = ["Petridish"]
 
 _log = logging.getLogger("nni.petridish")  # NNI prints and keeps what is logged below its name
 _POLL_SECONDS = 1.0
+
+
+def _never() -> bool:
+    """Return that nobody asks to stop: NNI interrupts its strategies by an exception."""
+    return False
 
 
 class Petridish(Strategy):
@@ -69,6 +75,10 @@ class Petridish(Strategy):
         Relative width of the band above the hull whose models may be parents too.
     max_models, max_growths, max_multiply_adds, max_parameters, max_epochs, max_seconds
         Limits of the search, see `Limits`. The limits of the experiment apply as well.
+    max_failures, max_pause
+        Further limits: growths that fail in a row, and seconds to wait for a disk that is full.
+    retry_failed
+        Whether to try the growths of a gallery again that were given up.
     seed_epochs, weak_epochs, final_epochs
         Epochs of a seed model, of weak learning, and after finalizing. The default is the number of
         epochs of the evaluator.
@@ -118,6 +128,9 @@ class Petridish(Strategy):
         max_parameters: float | None = None,
         max_epochs: int | None = None,
         max_seconds: float | None = None,
+        max_failures: int | None = 5,
+        max_pause: float | None = 86_400.0,
+        retry_failed: bool = False,
         seed_epochs: int | None = None,
         weak_epochs: int | None = None,
         final_epochs: int | None = None,
@@ -157,6 +170,8 @@ class Petridish(Strategy):
                 max_parameters=max_parameters,
                 max_epochs=max_epochs,
                 max_seconds=max_seconds,
+                max_failures=max_failures,
+                max_pause=max_pause,
             ),
             variants={"l1_schedule": l1_schedule, "weak_learning": weak_learning},
             epochs={"seed": seed_epochs, "weak": weak_epochs, "final": final_epochs},
@@ -167,6 +182,7 @@ class Petridish(Strategy):
             start=None if start is None else Path(start).expanduser().absolute(),
             start_model=start_model,
         )
+        self._retry_failed = retry_failed
         self._prepared: PreparedSearch | None = None
         skip_commands_for_tuners()
         run_in_process_by_default(Petridish)
@@ -240,12 +256,16 @@ class Petridish(Strategy):
                 for growth in coordinator.search.running():
                     if growth.id not in adopted:
                         coordinator.release(growth.id)
+                if self._retry_failed:
+                    coordinator.retry_failed()
                 reason = self._search_on(coordinator, trials)
                 _log.info("The search is done: %s.", reason)
                 for id, why in coordinator.search.dropped().items():
                     _log.warning("%s was given up: %s", id, why)
                 if coordinator.search.refused():
                     raise SearchError(f"the search stopped: {reason}.")
+                if coordinator.search.gave_up():
+                    raise SearchError(f"the search gave up: {reason}.")
                 if not coordinator.search.models():
                     raise SearchError(f"the search ended without a model: {reason}.")
         finally:
@@ -254,21 +274,22 @@ class Petridish(Strategy):
     def _search_on(self, coordinator: Coordinator, trials: RunningTrials) -> str:
         """Hand out growths until the search is done; return the reason of its end."""
         watch = HeartbeatWatch(coordinator.gallery)
+        max_pause = coordinator.search.settings.limits.max_pause
         for growth in coordinator.search.running():
             watch.forget(growth)  # adopted: a worker that was killed has left its heartbeat
         while True:
-            for id in coordinator.sync():
+            for id in outlast(coordinator.sync, _never, max_pause):
                 _log.info("%s is in the gallery.", id)
                 self._tell_percent(coordinator.search, id)
             for growth in trials.without_trial(coordinator.search.running()):
                 watch.suspect(growth)
-            for growth in watch.give_back(coordinator):
+            for growth in outlast(lambda: watch.give_back(coordinator), _never, max_pause):
                 _log.warning("%s has lost its worker.", growth.id)
             if not self.engine.budget_available():  # raises if NNI's manager is gone
                 if not trials.count or is_over(self.engine):
                     return "the experiment's budget is used up"
             elif trials.has_room():
-                answer = coordinator.ask()
+                answer = outlast(coordinator.ask, _never, max_pause)
                 if isinstance(answer, Done):
                     return answer.reason
                 if isinstance(answer, Growth):
@@ -299,12 +320,13 @@ class Petridish(Strategy):
             self._metric_of(growth),
             self._at_once(growth),
             prepared.start,
+            self._settings.limits.max_pause,
         )
         trials.add(growth, model)
         try:
             self.engine.submit_models(model)
         except Exception as error:
-            if not is_sequential(self.engine):
+            if not is_sequential(self.engine) or isinstance(error, StorageError):
                 raise
             _log.warning("%s failed: %s", growth.id, describe_failure(error))
 

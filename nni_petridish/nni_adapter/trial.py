@@ -109,7 +109,8 @@ def _grow(growth: Growth, folder: str, stopping: Stopping) -> Outcome:
     config = SearchConfig.of_gallery(gallery)
     is_share = kind_of(config.space).MEASURE.is_share
     callbacks = Callbacks(_reporter(growth, is_share), should_stop=lambda: stopping.asked)
-    return work_on(growth, gallery, config.load_task, config.plan, callbacks)
+    max_pause = config.settings.limits.max_pause
+    return work_on(growth, gallery, config.load_task, config.plan, callbacks, max_pause)
 
 
 def _reporter(growth: Growth, is_share: bool) -> Any:

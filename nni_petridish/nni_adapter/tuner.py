@@ -18,19 +18,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from nni import NoMoreTrialError
 from nni.tuner import Tuner
 
-from nni_petridish.errors import GalleryError, PetridishError
+from nni_petridish.errors import GalleryError, PetridishError, StorageError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.nni_adapter.compat.plain_json import read_plain_json
 from nni_petridish.nni_adapter.manager import end_experiment, from_nni_space, show_space
 from nni_petridish.nni_adapter.trial import parameters_of
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator
+from nni_petridish.running.patience import Outage
 from nni_petridish.running.worker import HeartbeatWatch, describe_failure
 from nni_petridish.search.records import Done, Growth
 
@@ -40,6 +41,7 @@ CHECK_SECONDS = 1.0
 CLAIM_SECONDS = 20.0
 
 Send = Callable[[int, dict[str, Any]], None]
+Answer = TypeVar("Answer")
 
 
 class PetridishTuner(Tuner):
@@ -60,6 +62,7 @@ class PetridishTuner(Tuner):
         self._ended = False
         self._search_space: dict[str, Any] = {}
         self._is_shown = False
+        self._quiet_until = 0.0
         self._manager = find_manager()
 
     # Methods that NNI calls.
@@ -117,9 +120,13 @@ class PetridishTuner(Tuner):
         # After a resume NNI sends the space as `show_space` has given it.
         self._search_space = from_nni_space(search_space)
         self._config = self._read_config(self._search_space)
+        self._outage = Outage(self._config.settings.limits.max_pause)
+        retries = self._config.has_new_device()
         gallery = self._config.open_gallery()
         self._watch = HeartbeatWatch(gallery)
         self._coordinator = self._claim(gallery)
+        if retries:
+            self._coordinator.retry_failed()
         if self._resumed:
             # NNI runs unfinished trials again. The watch finds those that it does not.
             for growth in self._coordinator.search.running():
@@ -144,6 +151,8 @@ class PetridishTuner(Tuner):
             try:
                 chooser = self._config.make_chooser(gallery)
                 return Coordinator(gallery, self._config.settings, chooser)
+            except StorageError:
+                raise
             except GalleryError:
                 if time.monotonic() > deadline:
                     raise
@@ -155,7 +164,10 @@ class PetridishTuner(Tuner):
         assert coordinator is not None
         result = []
         while self._waiting and len(coordinator.search.running()) < config.concurrency:
-            growth = coordinator.ask()
+            answers = self._or_later(lambda: [coordinator.ask()])
+            if not answers:
+                break
+            (growth,) = answers
             if not isinstance(growth, Growth):
                 if isinstance(growth, Done) and not self._finished:
                     _log.info("the search is done: %s", growth.reason)
@@ -173,10 +185,30 @@ class PetridishTuner(Tuner):
         with self._mutex:
             if self._coordinator is None:
                 return
-            self._coordinator.sync()
-            self._watch.give_back(self._coordinator)
+            self._or_later(self._read_journal)
             for parameter_id, parameters in self._hand_out():
                 self._send(parameter_id, parameters)
+
+    def _read_journal(self) -> list[Growth]:
+        assert self._coordinator is not None
+        self._coordinator.sync()
+        return self._watch.give_back(self._coordinator)
+
+    def _or_later(self, action: Callable[[], list[Answer]]) -> list[Answer]:
+        """Call a function, unless the disk is away: return nothing then, and try again later.
+
+        NNI waits for the answers of its tuner, so this one does not sleep.
+        """
+        if time.monotonic() < self._quiet_until:
+            return []
+        try:
+            result = action()
+        except StorageError as error:
+            with _or_exit():
+                self._quiet_until = time.monotonic() + self._outage.met(error)
+            return []
+        self._outage.over()
+        return result
 
     def _check_forever(self) -> None:
         """Check for dead workers, journal lines of other machines, and the end of the search."""

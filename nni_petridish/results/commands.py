@@ -123,7 +123,13 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
 
 
 def finish_search(search: Search, gallery: Path) -> int:
-    """Print the hull of a search and write its report; return 1 if there is no model."""
+    """Print the hull of a search and write its report.
+
+    Returns
+    -------
+    int
+        1 if there is no model, or if the search gave up because growth after growth failed.
+    """
     from nni_petridish.results.report import write_report
 
     _print_hull(search, _measure_of_gallery(gallery))
@@ -131,7 +137,13 @@ def finish_search(search: Search, gallery: Path) -> int:
     if not search.models():
         return 1
     print(f"Report:  {write_report(search, gallery)}")
-    return 0
+    gave_up = search.gave_up()
+    if gave_up:
+        print(
+            f"The search gave up: {gave_up}. Once that is mended, --retry-failed goes on.",
+            file=sys.stderr,
+        )
+    return 1 if gave_up else 0
 
 
 def _measure_of_gallery(folder: Path) -> Measure:

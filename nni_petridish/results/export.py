@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nni_petridish.errors import ConfigError, PetridishError
-from nni_petridish.gallery.files import temporary_name
+from nni_petridish.errors import ConfigError, GalleryError, PetridishError
+from nni_petridish.gallery.files import in_one_line, temporary_name
 from nni_petridish.gallery.saved_model import SavedModel, write_model
 from nni_petridish.registry import kind_of
 
@@ -74,9 +74,10 @@ def export_model(model: SavedModel, path: Path, format: str, pixels: bool | None
 
 def _or_one_line(path: Path, write: Callable[[], Result]) -> Result:
     try:
-        return write()
-    except OSError as error:
-        raise ConfigError(f"Cannot write {path}: {error.strerror or error}.") from error
+        with in_one_line(f"write {path}"):
+            return write()
+    except GalleryError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _write_onnx(plain: PlainNetwork, path: Path, metadata: Mapping[str, str]) -> Runner:

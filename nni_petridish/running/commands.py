@@ -6,9 +6,11 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish.errors import PetridishError, StorageError
 from nni_petridish.registry import measure_of
 from nni_petridish.running.display import (
     Display,
@@ -60,6 +62,11 @@ def add_searching_parser(subparsers: Any, name: str, help: str) -> argparse.Argu
     parser.add_argument(
         "--resume", action="store_true", help="go on with the search that the gallery holds"
     )
+    parser.add_argument(
+        "--retry-failed",
+        action="store_true",
+        help="the same, and try the growths again that were given up",
+    )
     return parser
 
 
@@ -76,7 +83,11 @@ def config_to_search(
     """
     config = read_config(options.config)
     config.check_gallery()
-    return config, refuse_unless_resuming(config, options.resume)
+    found = refuse_unless_resuming(config, options.resume or options.retry_failed)
+    if found is not None and options.retry_failed:
+        _retry_failed(config)
+        found = refuse_unless_resuming(config, resume=True)
+    return config, found
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +110,16 @@ def refuse_unless_resuming(config: SearchConfig, resume: bool) -> Search | None:
     return search
 
 
+def _retry_failed(config: SearchConfig) -> None:
+    """Note in the journal that the growths are tried again that were given up."""
+    from nni_petridish.gallery.gallery import Gallery
+    from nni_petridish.running.coordinator import Coordinator
+
+    with Coordinator(Gallery(config.gallery), config.settings) as coordinator:
+        ids = coordinator.retry_failed()
+        print(f"Trying again: {', '.join(ids) or 'no growth was given up'}.")
+
+
 def _search(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -> int:
     config, _ = config_to_search(options, read_config)
     from nni_petridish.running.runner import run_search
@@ -106,12 +127,16 @@ def _search(options: argparse.Namespace, read_config: ReadConfig, finish: Finish
 
     with open_search_display(options, config) as display:
         stopping = StopOnInterrupt(display.stopping)
-        search = run_search(
-            config,
-            resume=True,
-            callbacks=Callbacks(should_stop=stopping.asked),
-            on_change=show_search(display, measure_of(config.space)),
-        )
+        try:
+            search = run_search(
+                config,
+                resume=True,
+                callbacks=Callbacks(should_stop=stopping.asked),
+                on_change=show_search(display, measure_of(config.space)),
+            )
+        except StorageError:
+            show_so_far(config, finish)
+            raise
     code = finish(search, config.gallery)
     return tell_stopped(search, options) if stopping.asked() else code
 
@@ -132,3 +157,12 @@ def tell_stopped(search: Search, options: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return INTERRUPTED
+
+
+def show_so_far(config: SearchConfig, finish: Finish) -> None:
+    """Print what a search has found whose disk is full or gone, as far as it can be read."""
+    from nni_petridish.gallery.select import open_search
+
+    with suppress(PetridishError):
+        _, search = open_search(config.gallery)
+        finish(search, config.gallery)

@@ -8,7 +8,7 @@ data are read, without importing torch or nni.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -164,9 +164,34 @@ class SearchConfig:
 
         return warm_task(task, self.start)
 
+    def check_task(self, task: Callable[[], Task]) -> None:
+        """Raise an error if the first growth would, as far as can be seen without training.
+
+        Parameters
+        ----------
+        task
+            Loads the task, as `load_task` does.
+        """
+        from nni_petridish.tasks.device import resolve_device
+
+        resolve_device(self.recipe.device)
+        loaded = task()
+        loaded.build(loaded.seed())
+
     def check_gallery(self) -> None:
         """Raise unless the gallery can be created, or exists and belongs to this search."""
         check_gallery(self.gallery, self.space, self.identity(), self.data)
+
+    def has_new_device(self) -> bool:
+        """Return whether the gallery was last used with another device: failures may be due to it.
+
+        Call it before `open_gallery`, which stores this configuration.
+        """
+        try:
+            before = read_json(self.gallery / CONFIG_FILE)["recipe"]["device"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
+        return bool(before != self.recipe.device)
 
     def open_gallery(self) -> Gallery:
         """Open or create the gallery, and store the configuration there for the workers."""

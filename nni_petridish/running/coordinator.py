@@ -19,6 +19,12 @@ from nni_petridish.search.records import Done, Growth, Wait
 from nni_petridish.search.search import Chooser, Search
 from nni_petridish.search.settings import SearchSettings
 
+FREE_FAILURES = 2
+"""Failures in a row without a pause: both attempts of one growth."""
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 5.0
+"""Seconds between a failure and the next growth if several failed in a row."""
+
 
 class Coordinator:
     """Hands out the growths of a gallery; safe to call from several threads.
@@ -56,12 +62,16 @@ class Coordinator:
         self._journal = type(gallery.journal)(gallery.journal.path)
         self._mutex = threading.RLock()
         self._clock = clock
+        self._unwritten: Event | None = None
+        self._failed = (0, 0.0)
         self._claim = gallery.lock_coordinator()
         try:
             gallery.recover()
             self.sync()
             for id in self.search.refused():  # the settings may be right now
                 self.release(id)
+            for id in self.search.dropped():
+                gallery.remove_work(id)
         except BaseException:
             self._claim.release()
             raise
@@ -81,10 +91,30 @@ class Coordinator:
             return [event["id"] for event in events if event["event"] == "model"]
 
     def ask(self) -> Growth | Wait | Done:
-        """Hand out the next growth, if there is one."""
+        """Hand out the next growth, if there is one; after failures in a row, after a pause.
+
+        Raises
+        ------
+        StorageError
+            If the disk is full or gone; ask again.
+        """
         with self._mutex:
             self.sync()
+            self.gallery.sweep()
+            if self._unwritten is not None:
+                # Nobody was told of this growth, whose line may be on the disk or not.
+                growth = Growth.from_dict(self._unwritten["growth"])
+                self._write_and_apply(self._unwritten)
+                return growth
+            if (left := self._pause_left()) > 0:
+                return Wait(f"the last growths failed; the next one starts in {left:.0f} s")
             return self.search.ask(self.elapsed)
+
+    def retry_failed(self) -> list[str]:
+        """Try the growths again that were given up; return their ids."""
+        with self._mutex:
+            self.sync()
+            return [id for id in self.search.dropped() if self.search.retry(id)]
 
     def fail(self, id: str, reason: str, attempt: int | None = None) -> bool:
         """Record that a growth failed, unless its model has arrived; see `Search.fail`."""
@@ -106,12 +136,11 @@ class Coordinator:
             return moved
 
     def resume(self) -> list[str]:
-        """Recover the gallery and release every running growth; return the ids of those.
+        """Release every running growth; return the ids of those.
 
         For a start after an interruption, when no worker of the earlier run is left.
         """
         with self._mutex:
-            self.gallery.recover()
             self.sync()
             return [growth.id for growth in self.search.running() if self.release(growth.id)]
 
@@ -120,8 +149,20 @@ class Coordinator:
         self._claim.release()
 
     def _write_and_apply(self, event: Event) -> None:
+        if event["event"] == "ask":
+            self._unwritten = event
         self.gallery.journal.append(event)
         self.sync()
+        self._unwritten = None
+
+    def _pause_left(self) -> float:
+        """Return the seconds to wait before the next growth, which grow with every failure."""
+        failures, now = self.search.failed_attempts(), time.monotonic()
+        if failures != self._failed[0]:
+            self._failed = (failures, now)
+        further = failures - FREE_FAILURES
+        pause = min(FIRST_PAUSE * 2.0 ** (further - 1), LONGEST_PAUSE) if further > 0 else 0.0
+        return self._failed[1] + pause - now
 
     def __enter__(self) -> Coordinator:
         return self

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nni_petridish.errors import ConfigError, Interrupted, TrainingError
+from nni_petridish.errors import ConfigError, GalleryError, Interrupted, TrainingError
 from nni_petridish.gallery.files import write_file
 from nni_petridish.kernels.cache import cache_folder, make_cache_folder
 from nni_petridish.reading import read_json
@@ -190,7 +190,7 @@ def _remember(config: SearchConfig, cost: Cost) -> None:
     try:
         make_cache_folder()
         write_file(_store(), json.dumps(latest).encode())
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, GalleryError):
         pass  # no place to remember it: it will be measured again
 
 

@@ -45,6 +45,7 @@ def run_growth(
         If the growth fails: a damaged parent, a loss that is not finite, a request to stop.
     """
     if gallery.has_model(growth.id):
+        gallery.record_model(growth.id)
         return Outcome.from_dict(gallery.load_documents(growth.id)["metrics"])
     work = _Work(growth, task, plan, gallery.work_folder(growth.id, growth.attempt), callbacks)
     net, diary = work.train_seed() if growth.parent is None else work.grow(gallery, growth.parent)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
-from nni_petridish.errors import Interrupted
+from nni_petridish.errors import Interrupted, SearchError, StorageError
+from nni_petridish.gallery.gallery import DESCRIPTION
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator, refuse_unless_resuming
+from nni_petridish.running.patience import outlast, wait
 from nni_petridish.running.worker import describe_failure, work_on
-from nni_petridish.search.records import Done, Growth
+from nni_petridish.search.records import Done, Growth, Wait
 from nni_petridish.search.search import Search
-from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Task
 
 _log = logging.getLogger(__name__)
 
+PAUSE_SECONDS = 0.1
+"""Time between two looks at the search while it waits after failures."""
 OnChange = Callable[[Search], object]
 """Callback for every change of a search."""
 
@@ -41,27 +46,59 @@ def run_search(
         be resumed. KeyboardInterrupt is passed on, and loses nothing either.
     on_change
         Called with the search after every growth, and at the start.
+
+    Raises
+    ------
+    StorageError
+        If the disk was full or gone for longer than the limit ``max_pause``. What was found is in
+        the gallery, and the search can be resumed.
     """
-    gallery = config.open_gallery()
     make_task = functools.cache(config.load_task)
+    if not (config.gallery / DESCRIPTION).exists():
+        config.check_task(make_task)  # a setting that cannot work leaves no gallery behind
+    retries = config.has_new_device()
+    gallery = config.open_gallery()
     chooser = config.make_chooser(gallery)
     with Coordinator(gallery, config.settings, chooser) as coordinator:
         refuse_unless_resuming(config.gallery, coordinator.search, resume)
         coordinator.resume()
+        if retries:
+            coordinator.retry_failed()
         on_change(coordinator.search)
-        while isinstance(answer := coordinator.ask(), Growth):
+        _grow_on(coordinator, config, make_task, callbacks, on_change)
+        return coordinator.search
+
+
+def _grow_on(
+    coordinator: Coordinator,
+    config: SearchConfig,
+    make_task: Callable[[], Task],
+    callbacks: Callbacks,
+    on_change: OnChange,
+) -> None:
+    """Carry out growths until the search is done or asked to stop."""
+    stop, max_pause = callbacks.should_stop, config.settings.limits.max_pause
+    try:
+        while not isinstance(answer := outlast(coordinator.ask, stop, max_pause), Done):
+            if isinstance(answer, Wait):
+                if coordinator.search.running():
+                    raise SearchError(f"the search cannot go on: {answer.reason}.")
+                wait(PAUSE_SECONDS, stop)
+                if stop():
+                    return
+                continue
             try:
-                work_on(answer, gallery, make_task, config.plan, callbacks)
-            except Interrupted:
-                break
+                work_on(answer, coordinator.gallery, make_task, config.plan, callbacks, max_pause)
+            except (Interrupted, StorageError):
+                raise
             except Exception as error:
                 # The journal has the reason, and the growth is tried once more.
                 _warn(answer, error)
-            coordinator.sync()
+            outlast(coordinator.sync, stop, max_pause)
             on_change(coordinator.search)
-        assert isinstance(answer, Done | Growth)  # with one worker there is nothing to wait for
-        coordinator.sync()
-        return coordinator.search
+    except Interrupted:
+        with suppress(StorageError):  # the search as far as it is known
+            coordinator.sync()
 
 
 def _warn(growth: Growth, error: Exception) -> None:

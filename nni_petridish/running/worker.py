@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,13 @@ from nni_petridish.errors import (
     GalleryError,
     Interrupted,
     Orphaned,
+    StorageError,
 )
+from nni_petridish.gallery.files import make_folder
 from nni_petridish.gallery.gallery import Gallery
-from nni_petridish.gallery.locks import ExclusiveLock
+from nni_petridish.gallery.locks import ExclusiveLock, is_locked
 from nni_petridish.running.heartbeat import Heartbeat
+from nni_petridish.running.patience import outlast
 from nni_petridish.running.worker_report import reporting
 from nni_petridish.search.events import EXHAUSTED, REFUSED, fail_event, release_event
 from nni_petridish.search.records import Growth, Outcome
@@ -50,47 +54,88 @@ def work_on(
     make_task: Callable[[], Task],
     plan: GrowthSettings,
     callbacks: Callbacks,
+    max_pause: float | None = None,
 ) -> Outcome:
     """Carry out a growth and write its outcome to the journal.
 
     If several workers have the same growth (one may have outlived its manager), one works and the
-    others wait for it.
+    others wait for it. While the disk is full or gone the worker waits; then it goes on from its
+    last checkpoint. That is no failure of the growth.
+
+    Parameters
+    ----------
+    growth, gallery, plan
+        The growth, its gallery, and the settings of all growths.
+    make_task
+        Makes the task, which is only called by a worker that trains.
+    callbacks
+        Callbacks of the growth.
+    max_pause
+        The limit of a search of the same name, see `Limits`.
 
     Raises
     ------
     Interrupted
         If `callbacks.should_stop` returned true; the growth is released.
+    StorageError
+        If the disk was away for longer than ``max_pause`` seconds.
     Exception
         If the growth failed; the failure is in the journal.
     """
-    from nni_petridish.running.growth import run_growth
-
-    folder = gallery.work_folder(growth.id, growth.attempt)
+    loaded = cache(make_task)
+    stop = callbacks.should_stop
     try:
-        with (
-            beating(folder),
-            _alone(folder, gallery, growth, callbacks.should_stop),
-            reporting(folder, growth.id, _phases(growth, plan), callbacks) as told,
-        ):
-            return run_growth(growth, make_task(), plan, gallery, told)
+        return outlast(
+            lambda: _work_once(growth, gallery, loaded, plan, callbacks), stop, max_pause
+        )
     except (Interrupted, KeyboardInterrupt):
-        gallery.journal.append(release_event(growth.id, growth.attempt))
+        _release(growth, gallery)
         raise
     except SystemExit:  # Lightning exits by itself when its process is asked to stop
-        if callbacks.should_stop():
-            gallery.journal.append(release_event(growth.id, growth.attempt))
+        if stop():
+            _release(growth, gallery)
         raise
-    except Orphaned:
+    except (Orphaned, StorageError):
         raise
     except DamagedModelError as error:
-        if growth.parent is not None:
-            gallery.quarantine(growth.parent, str(error))
-        gallery.journal.append(fail_event(growth.id, growth.attempt, str(error)))
+        failure = error
+        outlast(lambda: _quarantine_parent(growth, gallery, failure), stop, max_pause)
         raise
     except Exception as error:
         event = fail_event(growth.id, growth.attempt, describe_failure(error), _kind(error))
-        gallery.journal.append(event)
+        outlast(lambda: gallery.journal.append(event), stop, max_pause)
         raise
+
+
+def _work_once(
+    growth: Growth,
+    gallery: Gallery,
+    make_task: Callable[[], Task],
+    plan: GrowthSettings,
+    callbacks: Callbacks,
+) -> Outcome:
+    from nni_petridish.running.growth import run_growth
+
+    folder = gallery.work_folder(growth.id, growth.attempt)
+    with (
+        beating(folder),
+        _alone(folder, gallery, growth, callbacks.should_stop),
+        reporting(folder, growth.id, _phases(growth, plan), callbacks) as told,
+    ):
+        return run_growth(growth, make_task(), plan, gallery, told)
+
+
+def _release(growth: Growth, gallery: Gallery) -> None:
+    try:
+        gallery.journal.append(release_event(growth.id, growth.attempt))
+    except StorageError as error:  # the next start releases what no worker is at
+        _log.warning("%s %s is released when the search is resumed.", error, growth.id)
+
+
+def _quarantine_parent(growth: Growth, gallery: Gallery, error: DamagedModelError) -> None:
+    if growth.parent is not None:
+        gallery.quarantine(growth.parent, str(error))
+    gallery.journal.append(fail_event(growth.id, growth.attempt, str(error)))
 
 
 def _kind(error: Exception) -> str | None:
@@ -122,15 +167,18 @@ def beating(folder: Path) -> Iterator[None]:
     def touch() -> bool:
         try:
             path.touch()
-        except OSError:
+        except FileNotFoundError:
             return False  # the growth is finished and its folder gone
+        except OSError:
+            pass  # the disk may come back
         return True
 
     try:
         with Heartbeat(touch, PULSE_SECONDS):
             yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 class HeartbeatWatch:
@@ -163,13 +211,13 @@ class HeartbeatWatch:
         """
         lost = self.silent(coordinator.search.running())
         for growth in lost:
-            self.forget(growth)
             key = (growth.id, growth.attempt)
             if key in self._lost_before:
                 coordinator.fail(growth.id, "its worker was lost twice", growth.attempt)
             else:
                 coordinator.release(growth.id)
             self._lost_before.add(key)
+            self.forget(growth)  # last: a disk that is full keeps the others from being written
         return lost
 
     def silent(self, growths: list[Growth]) -> list[Growth]:
@@ -199,13 +247,18 @@ class HeartbeatWatch:
         if key not in self._seen:
             return False
         patience = SUSPECT_SECONDS if key in self._suspects else LOST_SECONDS
-        return now - self._seen[key][1] > patience
+        if now - self._seen[key][1] <= patience:
+            return False
+        # A worker that is stopped, or waits for a disk, is silent but keeps its lock.
+        return not is_locked(self._work_folder(key) / LOCK_FILE)
+
+    def _work_folder(self, key: tuple[str, int]) -> Path:
+        return self._folder / f"{key[0]}-{key[1]:d}"
 
     def _last_beat(self, key: tuple[str, int]) -> float:
         """Return the time of the last heartbeat, 0 if there was none."""
-        pulse = self._folder / f"{key[0]}-{key[1]:d}" / PULSE_FILE
         try:
-            return pulse.stat().st_mtime
+            return (self._work_folder(key) / PULSE_FILE).stat().st_mtime
         except OSError:
             return 0.0
 
@@ -219,9 +272,11 @@ def _alone(
     warned = False
     while not gallery.has_model(growth.id):  # whoever finishes it removes the folder
         try:
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             lock.acquire()
             break
+        except StorageError:
+            raise
         except GalleryError as error:
             if not warned:
                 _log.warning("%s This one waits.", error)

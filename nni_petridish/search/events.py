@@ -53,3 +53,8 @@ def release_event(id: str, attempt: int) -> Event:
 def quarantine_event(id: str, reason: str) -> Event:
     """Return the event that a finished model is damaged."""
     return {"event": "quarantine", "id": id, "reason": reason}
+
+
+def retry_event(growth: Growth) -> Event:
+    """Return the event that a dropped growth is tried again, from its first attempt on."""
+    return {"event": "retry", "id": growth.id, "growth": growth.to_dict()}

@@ -21,6 +21,7 @@ from nni_petridish.search.events import (
     model_event,
     quarantine_event,
     release_event,
+    retry_event,
 )
 from nni_petridish.search.hull import choose_parent
 from nni_petridish.search.records import (
@@ -185,6 +186,22 @@ class Search(SearchState):
         self._commit(quarantine_event(id, str(reason) or "damaged"))
         return True
 
+    def retry(self, id: str) -> bool:
+        """Try a dropped growth again, with the seed of its first attempt, as if it were new.
+
+        Returns
+        -------
+        bool
+            False if it is not dropped, or cannot succeed because of its parent.
+        """
+        facts = self._asked(id)
+        assert facts.growth is not None
+        if facts.status != DROPPED or self._is_hopeless(facts.growth, facts):
+            return False
+        seed = _random_seed(self.settings.seed, growth_number(id), attempt=1)
+        self._commit(retry_event(replace(facts.growth, attempt=1, seed=seed)))
+        return True
+
     @classmethod
     def replay(
         cls,
@@ -205,6 +222,8 @@ class Search(SearchState):
         if self._refused:
             id, reason = next(iter(self.refused().items()))
             return self._nothing_now(f"{id} was refused: {reason.removesuffix('.')}")
+        if gave_up := self.gave_up():
+            return self._nothing_now(gave_up)
         if self._waiting:
             again = self._again(min(self._waiting, key=growth_number))
             return self._unless_limited(again, elapsed)

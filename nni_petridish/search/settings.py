@@ -30,6 +30,11 @@ class Limits:
         Maximum number of epochs of the search. A growth that would exceed it is not started.
     max_seconds
         Time after which no growth is started.
+    max_failures
+        Number of growths in a row that fail, each in both of its attempts, after which the search
+        gives up.
+    max_pause
+        Seconds that a search waits for a disk that is full, read-only or gone before it ends.
     """
 
     max_multiply_adds: Annotated[float, Ge(1)] | None = None
@@ -38,6 +43,8 @@ class Limits:
     max_models: Count | None = None
     max_epochs: Count | None = None
     max_seconds: Annotated[float, Ge(0)] | None = None
+    max_failures: Count | None = 5
+    max_pause: Annotated[float, Ge(0)] | None = 86_400.0
 
     def __post_init__(self) -> None:
         check_fields(self)

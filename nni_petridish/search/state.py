@@ -7,7 +7,7 @@ the rest from them, so that it does not depend on the order of events from diffe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,8 @@ class SearchState:
         # Parents from which every possible architecture was grown, and children by parent.
         self._exhausted: set[str] = set()
         self._children: Counter[str] = Counter()
+        self._failed: dict[str, None] = {}
+        self._newest_model = -1
         self._hull = Hull(settings.tolerance)
 
     def hull(self) -> list[ModelRecord]:
@@ -115,6 +117,22 @@ class SearchState:
         """Return the reasons why models were quarantined, by id."""
         ids = [id for id, facts in self._facts.items() if facts.quarantined is not None]
         return {id: self._facts[id].quarantined or "" for id in sorted(ids, key=growth_number)}
+
+    def failed_attempts(self) -> int:
+        """Return the number of attempts that failed since the newest growth with a model."""
+        return sum(len(facts.failures) for facts in self._failed_since_model())
+
+    def gave_up(self) -> str | None:
+        """Return why the search gave up, if too many growths in a row failed."""
+        failed = [facts for facts in self._failed_since_model() if facts.status == DROPPED]
+        limit = self.settings.limits.max_failures
+        if limit is None or len(failed) < limit:
+            return None
+        assert failed[0].growth is not None
+        last = failed[0].growth.id
+        return f"{len(failed)} growths in a row failed, the last one, {last}, with: " + (
+            self._last_failure(last).removesuffix(".")
+        )
 
     def lineage(self, id: str) -> list[str]:
         """Return the ids from the seed model to this model."""
@@ -165,6 +183,7 @@ class SearchState:
             "fail": self._apply_fail,
             "release": self._apply_release,
             "quarantine": self._apply_quarantine,
+            "retry": self._apply_retry,
         }
 
     def _first_seen(self, id: str) -> GrowthFacts:
@@ -186,6 +205,7 @@ class SearchState:
         growth = Growth.from_dict(event["growth"])
         facts.outcome = Outcome.from_dict(event["outcome"])
         facts.made_by = growth
+        self._newest_model = max(self._newest_model, growth_number(event["id"]))
         self._spent_epochs += facts.outcome.epochs
         self._learn(facts, growth)
 
@@ -195,6 +215,7 @@ class SearchState:
             facts.failures[attempt] = str(event["reason"])
             if event.get("kind") is not None:
                 facts.kinds[attempt] = str(event["kind"])
+        self._failed[event["id"]] = None
 
     def _apply_release(self, facts: GrowthFacts, event: Event) -> None:
         if facts.growth is None or event["attempt"] >= facts.growth.attempt:
@@ -205,6 +226,12 @@ class SearchState:
     def _apply_quarantine(self, facts: GrowthFacts, event: Event) -> None:
         if facts.quarantined is None:
             facts.quarantined = str(event["reason"])
+
+    def _apply_retry(self, facts: GrowthFacts, event: Event) -> None:
+        if facts.status == DROPPED and facts.growth is not None:
+            facts.growth = Growth.from_dict(event["growth"])
+            facts.failures, facts.kinds = {}, {}
+            facts.released = True
 
     def _learn(self, facts: GrowthFacts, growth: Growth) -> None:
         """Store and count a growth when it first occurs, in its ask event or its outcome."""
@@ -282,6 +309,25 @@ class SearchState:
             self._update(child, self._facts[child])
 
     # Helpers.
+
+    def _failed_since_model(self) -> Iterator[GrowthFacts]:
+        """Yield the growths that failed after the newest one with a model, the newest first.
+
+        Growths that failed because of their parent, damaged or exhausted, are left out. The order
+        of growths counts, not that of events: the result is the same whichever worker is first.
+        """
+        for id in sorted(self._failed, key=growth_number, reverse=True):
+            facts = self._facts[id]
+            if growth_number(id) < self._newest_model:
+                return
+            if facts.growth is None or facts.outcome is not None:
+                continue
+            if facts.failures and not self._is_hopeless(facts.growth, facts):
+                yield facts
+
+    def _is_hopeless(self, growth: Growth, facts: GrowthFacts) -> bool:
+        """Return whether the parent, damaged or exhausted, is the reason of a failure."""
+        return EXHAUSTED in facts.kinds.values() or self._has_quarantined_parent(growth)
 
     def _asked(self, id: str) -> GrowthFacts:
         facts = self._facts.get(id)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.errors import TrainingError
-from nni_petridish.gallery.files import remove_leftovers, write_file
+from nni_petridish.gallery.files import make_folder, remove_leftovers, write_file
 from nni_petridish.reading import parse_json, refuse_large_header
 
 FILE = "checkpoint.safetensors"
@@ -49,7 +49,7 @@ def save_checkpoint(
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_file(folder / FILE, save(copies, {"facts": json.dumps(facts)}))
 
 
@@ -60,7 +60,7 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | 
     path = folder / FILE
     if not path.is_file():
         return None
-    remove_leftovers(folder, max_age=3600)  # of a process killed while it wrote
+    remove_leftovers(folder)  # of a process killed while it wrote
     try:
         refuse_large_header(path)
         with safe_open(str(path), framework="pt") as file:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from nni_petridish.errors import DamagedModelError, GalleryError
+from nni_petridish.gallery import files
 from nni_petridish.gallery.files import temporary_name
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.search.records import Growth, Outcome
@@ -342,20 +343,33 @@ def test_recovering_quarantines_what_is_damaged_or_gone(gallery: Gallery) -> Non
     assert gallery.recover().quarantined == ()
 
 
-def test_recovering_removes_leftovers_of_the_dead_only(gallery: Gallery) -> None:
+def test_recovering_removes_leftovers_of_the_dead_only(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = temporary_name(gallery.folder).name.rsplit("-", 3)[1]
     dead = FORK.Process(target=int)
     dead.start()
     dead.join()
     models = gallery.folder / "models"
-    kept = [f".tmp-g00000-{host}-{os.getpid()}-aa", ".tmp-g00000-other-1-bb", ".tmp-strange"]
-    gone = [f".tmp-g00000-{host}-{dead.pid}-cc", ".tmp-g00000-other-1-dd"]
-    for folder in kept + gone:
+    mine = f".tmp-g00000-{host}-{os.getpid()}-aa"
+    of_others = [".tmp-g00000-other-1-bb", ".tmp-g00000-other-1-dd"]
+    gone = f".tmp-g00000-{host}-{dead.pid}-cc"
+    for folder in [mine, *of_others, ".tmp-strange", gone]:
         (models / folder).mkdir()
         (models / folder / "weights.safetensors").write_bytes(b"half")
-    os.utime(models / gone[1], (0, 0))
-    assert sorted(gallery.recover().removed) == sorted(gone)
-    assert sorted(os.listdir(models)) == sorted(kept)
+    # Another machine's clock says nothing: this file may be a minute old.
+    os.utime(models / of_others[0], (0, 0))
+    (gallery.folder / "pictures").mkdir()
+    assert sorted(gallery.recover().removed) == sorted(
+        [gone, f".tmp-hull.svg-{host}-{dead.pid}-ee"]
+    )
+    assert sorted(os.listdir(models)) == sorted([mine, *of_others, ".tmp-strange"])
+    # What does not change for an hour of this process is abandoned.
+    later = time.monotonic() + 3601
+    monkeypatch.setattr(files.time, "monotonic", lambda: later)
+    (models / of_others[1] / "weights.safetensors").write_bytes(b"half and more")
+    assert sorted(gallery.sweep()) == sorted([mine, of_others[0]])
+    assert sorted(os.listdir(models)) == sorted([of_others[1], ".tmp-strange"])
 
 
 def test_work_folders_live_until_their_model_is_complete(gallery: Gallery) -> None:

@@ -362,7 +362,7 @@ def test_a_report_that_cannot_be_written_is_one_line(
     folder = vision_gallery(tmp_path).folder
     (folder / "pictures").write_text("in the way")
     assert main(["show", str(folder)]) == 2
-    assert capsys.readouterr().err.startswith("nni-petridish: Cannot write the report into")
+    assert capsys.readouterr().err.startswith("nni-petridish: Cannot make ")
 
 
 def test_an_axis_is_logarithmic_where_errors_span_decades() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from nni_petridish.errors import GalleryError, SearchError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.running import coordinator as coordinator_module
 from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.search.search import Done, Growth, Limits, Outcome, Search, SearchSettings, Wait
 
@@ -109,7 +110,10 @@ def test_a_whole_search_ends_as_configured_and_replays(gallery: Gallery) -> None
         assert_replays(coordinator)
 
 
-def test_threads_that_ask_at_once_get_different_growths(gallery: Gallery) -> None:
+def test_threads_that_ask_at_once_get_different_growths(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_module, "FIRST_PAUSE", 0.0)
     settings = SearchSettings(seeds=100)
     with Coordinator(gallery, settings) as coordinator:
         got: list[str] = []

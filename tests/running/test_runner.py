@@ -6,18 +6,45 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from nni_petridish.cli import main
-from nni_petridish.errors import GalleryError
+from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.results.commands import finish_search
+from nni_petridish.running import coordinator
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.runner import run_search
-from nni_petridish.search.search import Search
-from nni_petridish.tasks.task import Callbacks
+from nni_petridish.search.search import Limits, Search
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record, Task
+from nni_petridish.tasks.vision.task import VisionTask
+from tests.running.test_growth import same_models
 from tests.support.chaos import check_gallery, finished_models, write_config
+
+
+class HopelessTask(VisionTask):
+    """A task whose growths fail; its seed model does not."""
+
+    def train(
+        self, net: nn.Module, phase: Phase, callbacks: Callbacks = NO_CALLBACKS
+    ) -> list[Record]:
+        if phase.name == "weak":
+            raise RuntimeError("no luck")
+        return super().train(net, phase, callbacks)
+
+
+class Hopeless(SearchConfig):
+    """A search whose growths fail."""
+
+    def load_task(self) -> Task:
+        task = super().load_task()
+        assert isinstance(task, VisionTask)
+        return HopelessTask(task.space, task.data, task.recipe)
+
 
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
 
@@ -55,6 +82,51 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
         for c in (whole, config)
     ]
     assert documents[0] == documents[1]
+
+
+def test_a_search_whose_growths_all_fail_gives_up_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "FIRST_PAUSE", 0.02)
+    path = write_config(tmp_path, models=3)
+    config = SearchConfig.from_yaml(path)
+    began = time.monotonic()
+    search = run_search(Hopeless(**vars(config)))
+    # Two attempts each of five growths, with growing pauses after the second failure.
+    attempts = [e["attempt"] for e in Gallery(config.gallery).journal.read_all() if "reason" in e]
+    assert attempts == [1, 2] * 5
+    assert time.monotonic() - began > sum(0.02 * 2**k for k in range(7))
+    assert finish_search(search, config.gallery) == 1
+    text = capsys.readouterr()
+    assert "The search gave up: 5 growths in a row failed" in text.err
+    assert "with: RuntimeError: no luck" in text.err
+    # Mended, it finds what it would have found without the failures.
+    assert main(["search", str(path), "--retry-failed"]) == 0
+    assert "Trying again: g00001, g00002, g00003, g00004, g00005." in capsys.readouterr().out
+    whole = SearchConfig.from_yaml(write_config(tmp_path / "whole", models=3))
+    run_search(whole)
+    for id in ("g00001", "g00002"):
+        assert same_models(Gallery(config.gallery), Gallery(whole.gallery), id)
+
+
+def test_another_device_tries_again_what_failed(tmp_path: Path) -> None:
+    config = SearchConfig.from_yaml(write_config(tmp_path, models=2))
+    on_cpu = replace(config, recipe=replace(config.recipe, device="cpu"))
+    limits = Limits(max_models=2, max_failures=1)
+    few = replace(on_cpu, settings=replace(config.settings, limits=limits))
+    assert run_search(Hopeless(**vars(few))).gave_up()
+    assert run_search(few, resume=True).gave_up()
+    search = run_search(config, resume=True)  # device: auto
+    assert search.gave_up() is None
+    assert len(search.models()) == 2
+
+
+def test_a_device_that_is_missing_leaves_no_gallery(tmp_path: Path) -> None:
+    config = SearchConfig.from_yaml(write_config(tmp_path, models=2))
+    wrong = replace(config, recipe=replace(config.recipe, device="cuda"))
+    with pytest.raises(ConfigError, match="got 'cuda'"):
+        run_search(wrong)
+    assert not config.gallery.exists()
 
 
 def test_a_gallery_with_models_is_not_continued_by_accident(

@@ -155,4 +155,5 @@ def test_a_start_that_does_not_fit_is_one_line_before_anything_is_made(tmp_path:
     weights = old.folder / "models" / "g00001" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     path = new_config(tmp_path / "new", {**here, "model": "g00001"})
-    assert main(["search", str(path)]) == 1  # given up after the second try, with the reason
+    assert main(["search", str(path)]) == 2  # nothing is made either
+    assert not (tmp_path / "new" / "gallery").exists()

@@ -773,3 +773,72 @@ def test_a_parent_whose_growth_finds_nothing_new_is_not_grown_again() -> None:
     assert search.fail(growth.id, "nothing new", kind=EXHAUSTED)
     assert search.ask() == Done("no model on the hull may grow further (the space has no more)")
     assert search.dropped() == {growth.id: "nothing new"}
+
+
+# Failures in a row.
+
+
+def fail_twice(search: Search, reason: str = "bad luck") -> str:
+    growth = ask_growth(search)
+    assert search.fail(growth.id, "first")
+    assert search.fail(ask_growth(search).id, reason)
+    return growth.id
+
+
+def test_a_search_gives_up_after_some_growths_failed_in_a_row() -> None:
+    search = with_seed_model(max_models=100, max_failures=3)
+    fail_twice(search)
+    fail_twice(search)
+    assert search.failed_attempts() == 4
+    finish(search, ask_growth(search), error=0.2)
+    assert search.failed_attempts() == 0
+    for reason in ("one", "two"):
+        fail_twice(search, reason)
+    assert search.gave_up() is None
+    last = fail_twice(search, "no memory.")
+    reason = f"3 growths in a row failed, the last one, {last}, with: no memory"
+    assert search.gave_up() == reason
+    assert search.ask() == Done(reason)
+    assert [model.id for model in search.models()] == ["g00000", "g00003"]
+
+
+def test_a_search_without_that_limit_never_gives_up() -> None:
+    search = with_seed_model(max_failures=None)
+    for _ in range(20):
+        fail_twice(search)
+    assert search.gave_up() is None
+    assert ask_growth(search).id == "g00021"
+
+
+def test_what_was_given_up_is_tried_again_as_if_it_had_not_failed() -> None:
+    events: list[Event] = []
+    search = Search(
+        SearchSettings(limits=Limits(max_failures=2)),
+        commit=lambda event: (events.append(event), search.apply(event)),
+    )
+    finish(search, ask_growth(search))
+    first = ask_growth(search)
+    search.fail(first.id, "no GPU")
+    search.fail(ask_growth(search).id, "no GPU")
+    fail_twice(search, "no GPU")
+    assert isinstance(search.ask(), Done)
+    assert list(search.dropped()) == ["g00001", "g00002"]
+    assert not search.retry("g00000")
+    assert search.retry("g00001")
+    assert not search.retry("g00001")
+    assert search.retry("g00002")
+    assert search.gave_up() is None
+    assert ask_growth(search) == first
+    finish(search, first, error=0.1)
+    assert ask_growth(search).attempt == 1
+    assert Search.replay(search.settings, events).state() == search.state()
+
+
+def test_a_growth_with_a_damaged_parent_is_not_tried_again() -> None:
+    search = with_seed_model()
+    growth = ask_growth(search)
+    search.quarantine("g00000")
+    search.fail(growth.id, "its parent is damaged")
+    assert list(search.dropped()) == [growth.id]
+    assert not search.retry(growth.id)
+    assert search.failed_attempts() == 0

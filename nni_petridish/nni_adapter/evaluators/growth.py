@@ -53,6 +53,8 @@ class GrowthEvaluator(Evaluator):
         process, whose threads and signals are left unchanged.
     start
         The model to start from in place of the seed, see `nni_petridish.running.warm_start`.
+    max_pause
+        The limit of the search of the same name.
     """
 
     def __init__(
@@ -65,10 +67,11 @@ class GrowthEvaluator(Evaluator):
         metric: Metric,
         concurrency: int | None = None,
         start: Mapping[str, Any] | None = None,
+        max_pause: float | None = None,
     ) -> None:
         self.growth, self.space, self.evaluators = growth, space, evaluators
         self.gallery, self.plan, self.metric = gallery, plan, metric
-        self.concurrency, self.start = concurrency, start
+        self.concurrency, self.start, self.max_pause = concurrency, start, max_pause
 
     def extra_repr(self) -> str:
         """Show the growth."""
@@ -92,7 +95,7 @@ class GrowthEvaluator(Evaluator):
                 raise Orphaned(f"NNI does not answer ({problem}).") from problem
 
         callbacks = Callbacks(report, should_stop=lambda: stopping.asked)
-        outcome = work_on(self.growth, gallery, self._task, self.plan, callbacks)
+        outcome = work_on(self.growth, gallery, self._task, self.plan, callbacks, self.max_pause)
         reporter.final(self._final(outcome))
         return outcome
 
@@ -134,6 +137,7 @@ class GrowthEvaluator(Evaluator):
             },
             "concurrency": self.concurrency,
             "start": None if self.start is None else dict(self.start),
+            "max_pause": self.max_pause,
         }
 
     @staticmethod
@@ -147,6 +151,7 @@ class GrowthEvaluator(Evaluator):
             Metric(**data["metric"]),
             data["concurrency"],
             data.get("start"),
+            data.get("max_pause"),
         )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from nni_petridish.errors import GalleryError, PetridishError
-from nni_petridish.gallery.files import write_file
+from nni_petridish.errors import PetridishError
+from nni_petridish.gallery.files import make_folder, remove_leftovers, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.registry import Measure, measure_of
 from nni_petridish.results.report import svg
@@ -69,13 +69,12 @@ def write_report(search: Search, folder: Path) -> Path:
     contents = read_contents(search, folder)
     pictures = draw_pictures(search, contents.documents, contents.measure)
     page = render_page(contents, pictures)
-    try:
-        (folder / PICTURES).mkdir(exist_ok=True)
-        for path, picture in pictures.files().items():
-            write_file(folder / path, svg.standalone(picture).encode())
-        write_file(folder / REPORT_FILE, page.encode())
-    except OSError as error:
-        raise GalleryError(f"Cannot write the report into {folder}: {error.strerror}.") from error
+    make_folder(folder / PICTURES)
+    for leftover_of in (folder, folder / PICTURES):  # a report that was killed
+        remove_leftovers(leftover_of)
+    for path, picture in pictures.files().items():
+        write_file(folder / path, svg.standalone(picture).encode())
+    write_file(folder / REPORT_FILE, page.encode())
     return folder / REPORT_FILE
 
 

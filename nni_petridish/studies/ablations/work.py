@@ -16,7 +16,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nni_petridish.errors import GalleryError, Interrupted, SearchError, TrainingError
+from nni_petridish.errors import (
+    GalleryError,
+    Interrupted,
+    SearchError,
+    StorageError,
+    TrainingError,
+)
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.locks import ExclusiveLock
@@ -145,6 +151,8 @@ def _take(run: AblationRun, stop: Callable[[], bool], failed: set[Path], on_run:
     lock = ExclusiveLock(gallery.with_name(f"{gallery.name}.lock"), f"In {gallery}")
     try:
         lock.acquire()
+    except StorageError:
+        raise
     except GalleryError:
         return False
     with lock:

@@ -12,7 +12,7 @@ from pathlib import Path
 import optuna
 from optuna.trial import Trial
 
-from nni_petridish.errors import GalleryError
+from nni_petridish.errors import GalleryError, StorageError
 from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.select import most_accurate, require_most_accurate
 from nni_petridish.running.runner import run_search
@@ -137,6 +137,8 @@ def _alone(folder: Path, stop: Callable[[], bool]) -> Iterator[None]:
         try:
             lock.acquire()
             break
+        except StorageError:
+            raise
         except GalleryError:
             if stop():
                 raise Stopped from None
