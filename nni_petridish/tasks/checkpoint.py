@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nni_petridish.errors import TrainingError
-from nni_petridish.gallery.files import make_folder, remove_leftovers, write_file
-from nni_petridish.reading import parse_json, refuse_large_header
+from nni_petridish.gallery.files import in_one_line, make_folder, remove_leftovers, write_file
+from nni_petridish.reading import parse_json, read_regular, refuse_large_header
+
+_log = logging.getLogger(__name__)
 
 FILE = "checkpoint.safetensors"
 
@@ -50,26 +53,47 @@ def save_checkpoint(
         for name, tensor in tensors.items()
     }
     make_folder(folder)
-    write_file(folder / FILE, save(copies, {"facts": json.dumps(facts)}))
+    text = json.dumps(facts)
+    write_file(folder / FILE, save(copies, {"facts": text, "sha256": _digest(text, copies)}))
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Return the tensors and facts of a checkpoint, None if there is none."""
-    from safetensors import safe_open
-
+    """Return the tensors and facts of a checkpoint, None if there is none or it is damaged."""
     path = folder / FILE
     if not path.is_file():
         return None
     remove_leftovers(folder)  # of a process killed while it wrote
+    with in_one_line(f"read {path}"):
+        data = read_regular(path)
     try:
-        refuse_large_header(path)
-        with safe_open(str(path), framework="pt") as file:
-            facts = parse_json(file.metadata()["facts"])
-            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+        return _decode(data)
     except Exception as error:  # safetensors raises its own untyped errors
-        raise TrainingError(
-            f"{path} cannot be read ({error}); delete it to train from the start."
-        ) from None
+        reason = " ".join(str(error).split())
+        _log.warning("%s is damaged (%s): its training starts anew.", path, reason)
+        return None
+
+
+def _decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors.torch import load
+
+    refuse_large_header(data)
+    tensors = load(data)
+    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata = header["__metadata__"]
+    # Checkpoints of version 0.1 have no checksum.
+    if "sha256" in metadata and metadata["sha256"] != _digest(metadata["facts"], tensors):
+        raise ValueError("its checksum is wrong")
+    return tensors, parse_json(metadata["facts"])
+
+
+def _digest(text: str, tensors: dict[str, Tensor]) -> str:
+    """Return a checksum of all that a checkpoint holds."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def fits(tensors: dict[str, Tensor], net: nn.Module, optimizer: torch.optim.Optimizer) -> bool:

@@ -406,10 +406,28 @@ def test_a_checkpoint_holds_each_shared_tensor_once_and_no_pickle(tmp_path: Path
     assert json.loads(json.dumps(facts))["seed"] == 3
 
 
-def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"not a checkpoint")
-    with pytest.raises(TrainingError, match=r"cannot be read .* delete it"):
-        train(Small(), checkpoint=tmp_path)
+@pytest.mark.parametrize("damage", ["garbage", "payload", "facts", "truncated"])
+def test_a_damaged_checkpoint_is_told_and_its_training_starts_anew(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = train(net := Small(), checkpoint=tmp_path)
+    data = bytearray((tmp_path / FILE).read_bytes())
+    match damage:
+        case "garbage":
+            data = bytearray(b"not a checkpoint")
+        case "payload":
+            data[-3] ^= 1
+        case "facts":
+            data[data.index(b"seed") + 9] ^= 1
+        case "truncated":
+            del data[len(data) // 2 :]
+    (tmp_path / FILE).write_bytes(data)
+    history = train(other := Small(), checkpoint=tmp_path)
+    assert history.resumed_at == 0
+    assert len(caplog.messages) == 1
+    assert "is damaged" in caplog.messages[0]
+    assert [r["loss"] for r in history.records] == [r["loss"] for r in expected.records]
+    assert torch.equal(net.table, other.table)
 
 
 KILLED = """
