@@ -6,6 +6,7 @@ Errors of the system become errors of one line here. Those of the disk are a `St
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Any
 from nni_petridish.errors import GalleryError, StorageError
 
 _PREFIX = ".tmp-"
+_SEAL = "checksum"
 _ABANDONED_SECONDS = 3600.0
 
 _SPACE = "free some space on its disk"
@@ -59,6 +61,28 @@ def to_json(data: Any) -> bytes:
         return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise GalleryError(f"Expected data that JSON can hold: {error}.") from error
+
+
+def seal(document: Mapping[str, Any]) -> bytes:
+    """Return plain data as JSON with a checksum of itself, for `unseal`."""
+    return to_json({**document, _SEAL: _checksum(document)})
+
+
+def unseal(document: Any, path: Path) -> dict[str, Any]:
+    """Return what was sealed; a `GalleryError` names the file if it was changed since.
+
+    Files of earlier versions have no seal and are taken as they are.
+    """
+    if not isinstance(document, dict):
+        raise GalleryError(f"{path} is damaged: it is no mapping.")
+    content = {name: value for name, value in document.items() if name != _SEAL}
+    if _SEAL in document and document[_SEAL] != _checksum(content):
+        raise GalleryError(f"{path} was changed since it was written: its checksum is wrong.")
+    return content
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(to_json(document)).hexdigest()
 
 
 @contextmanager

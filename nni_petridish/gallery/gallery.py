@@ -21,7 +21,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,10 @@ from nni_petridish.gallery.files import (
     Sweep,
     in_one_line,
     make_folder,
+    seal,
     sync_folder,
     to_json,
+    unseal,
     write_file,
     write_folder,
 )
@@ -49,7 +51,7 @@ from nni_petridish.gallery.model_files import (
 from nni_petridish.reading import read_json
 from nni_petridish.registry import notebook_html
 from nni_petridish.search.events import Event, model_event, quarantine_event
-from nni_petridish.search.records import Growth, Outcome, growth_number
+from nni_petridish.search.records import Growth, ModelRecord, Outcome, growth_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _VERSION = 1
 DESCRIPTION = "gallery.json"
+_BETWEEN_SECONDS = 0.3
 GONE = "its folder is gone"
 """Reason for which a model is taken out of a search when its folder is missing."""
 
@@ -196,11 +199,11 @@ class Gallery:
         """
         files = self._read_files(id, with_weights=True)
         weights = decode_weights(id, files.pop(WEIGHTS))
-        return weights, decode_documents(id, files)
+        return weights, _own_documents(id, files)
 
     def load_documents(self, id: str) -> dict[str, Any]:
         """Read and verify the documents of a model, without its weights and without torch."""
-        return decode_documents(id, self._read_files(id, with_weights=False))
+        return _own_documents(id, self._read_files(id, with_weights=False))
 
     def checksum(self, id: str) -> str:
         """Return the checksum of a model's weights."""
@@ -290,6 +293,43 @@ class Gallery:
         gone = sorted(of["model"] - of["quarantine"] - set(there), key=growth_number)
         return Differences(tuple(id for id in there if id not in known), tuple(gone))
 
+    def read_events(self) -> list[Event]:
+        """Return the events of the journal, completed by what the folders of models show.
+
+        `recover` would write the same lines. What had to be completed is told in a line.
+        """
+        events = self.journal.read_all()
+        if any(asdict(self.compare(events)).values()):
+            time.sleep(_BETWEEN_SECONDS)  # a worker may be between a model and its line
+            events = self.journal.read_all()
+        differences = self.compare(events)
+        if differences.unrecorded:
+            _log.warning(
+                "%s lacks %s: read from their own files. Resuming the search adds them.",
+                self.journal.path,
+                _some(differences.unrecorded),
+            )
+        for id in differences.unrecorded:
+            try:
+                events.append(self.model_line(id))
+            except DamagedModelError as error:
+                _log.warning("Model %s is left out: %s", id, error)
+        for id in differences.gone:
+            _log.warning("Model %s is left out: %s.", id, GONE)
+            events.append(quarantine_event(id, GONE))
+        return events
+
+    def contradictions(self, records: Iterable[ModelRecord]) -> list[str]:
+        """Return a line for each model whose documents are not what the journal says."""
+        lines = []
+        for record in records:
+            try:
+                if Outcome.from_dict(self.load_documents(record.id)["metrics"]) != record.outcome:
+                    lines.append(f"Model {record.id} is damaged: the journal has other metrics.")
+            except (GalleryError, SearchError, KeyError) as error:
+                lines.append(str(error))
+        return lines
+
     def model_line(self, id: str) -> Event:
         """Return the event of a model by its own documents."""
         return _model_event(id, self.load_documents(id))
@@ -356,6 +396,20 @@ class Gallery:
         return read_files(folder, with_weights)
 
 
+def _own_documents(id: str, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Decode the documents of a model, and check that they are its own."""
+    documents = decode_documents(id, files)
+    for name in ("lineage", "metrics"):
+        named = documents.get(name)
+        if isinstance(named, Mapping) and named.get("id", id) != id:
+            raise DamagedModelError(f"Model {id} is damaged: its files are of {named['id']!r}.")
+    return documents
+
+
+def _some(ids: tuple[str, ...]) -> str:
+    return f"{len(ids)} models ({ids[0]}, ...)" if len(ids) > 1 else f"model {ids[0]}"
+
+
 def _is_id(name: str) -> bool:
     try:
         return growth_number(name) >= 0
@@ -410,7 +464,7 @@ def _read_description(folder: Path) -> dict[str, Any] | None:
     for name in ("space", "settings"):
         if not isinstance(description.get(name), dict):
             raise GalleryError(f"{path} is damaged: {name} must be a mapping.")
-    return dict(description)
+    return unseal(description, path)
 
 
 def _write_description(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -418,7 +472,7 @@ def _write_description(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     with file_lock(folder / ".create.lock"):
         found = _read_description(folder)
         if found is None:
-            write_file(folder / DESCRIPTION, to_json(wanted))
+            write_file(folder / DESCRIPTION, seal(wanted))
     return found or wanted
 
 

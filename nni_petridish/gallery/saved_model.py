@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import DamagedModelError, GalleryError
-from nni_petridish.gallery.files import write_file
+from nni_petridish.gallery.files import unseal, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.model_files import contiguous_copies
 from nni_petridish.gallery.select import open_search, select_model
 from nni_petridish.reading import as_mapping, parse_json, read_json, refuse_large_header
 from nni_petridish.registry import Kind, kind_names, kind_of
+from nni_petridish.search.records import Outcome
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,6 +104,8 @@ def from_gallery(folder: Path, id: str | None = None) -> SavedModel:
     gallery, search = open_search(folder)
     record = select_model(search, id)
     weights, documents = gallery.load_model(record.id)
+    if Outcome.from_dict(documents["metrics"]) != record.outcome:
+        raise DamagedModelError(f"Model {record.id} is damaged: the journal has other metrics.")
     genotype = Genotype.from_dict(documents.get("genotype"))
     if genotype.space != gallery.space.get("space"):
         raise GalleryError(
@@ -212,10 +215,16 @@ def _full_space(gallery: Gallery, weights: Mapping[str, Tensor]) -> dict[str, An
 
 def _facts_of_data(gallery: Gallery) -> dict[str, Any]:
     """Return the facts of the data of a search, for models of earlier versions, if it has them."""
+    path = gallery.folder / "config.json"
+    if "recipe" not in gallery.settings and not path.exists():
+        return {}  # of a NasExperiment, whose evaluator had the data
     try:
-        data = read_json(gallery.folder / "config.json")["data"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        data = unseal(read_json(path), path)["data"]
+    except (OSError, ValueError, LookupError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise GalleryError(
+            f"{path} cannot be read ({reason}): resume the search to write it again."
+        ) from None
     return _known_kind(gallery.space).data_facts(data)
 
 

@@ -30,11 +30,11 @@ def parse_count(text: str) -> int:
 
 
 def open_search(folder: Path) -> tuple[Gallery, Search]:
-    """Open a gallery and replay its journal, without writing."""
+    """Open a gallery and replay its journal, without writing; see `Gallery.read_events`."""
     gallery = Gallery(folder)
     # Only the tolerance affects the result. It is in the gallery's description in every front.
     settings = SearchSettings(tolerance=gallery.settings.get("tolerance", 0.0))
-    return gallery, Search.replay(settings, gallery.journal.read_all())
+    return gallery, Search.replay(settings, gallery.read_events())
 
 
 def select_model(

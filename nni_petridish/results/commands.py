@@ -196,7 +196,10 @@ def _show(options: argparse.Namespace) -> int:
         return 1
     print(f"\nLineage ({measure.name}, multiply-adds; * on the hull)\n{lineage_table(search)}\n")
     print(f"Report: {write_report(search, options.gallery)}")
-    return 0
+    contradictions = gallery.contradictions(search.models())
+    for line in contradictions:
+        print(f"nni-petridish: {line}", file=sys.stderr)
+    return 1 if contradictions else 0
 
 
 def _export(options: argparse.Namespace) -> int:

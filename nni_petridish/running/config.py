@@ -7,6 +7,7 @@ data are read, without importing torch or nni.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from nni_petridish.errors import ConfigError, GalleryError, PetridishError
-from nni_petridish.gallery.files import to_json, write_file
+from nni_petridish.gallery.files import seal, to_json, unseal, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.search_gallery import check_gallery, open_gallery
 from nni_petridish.reading import MAX_YAML_BYTES, parse_yaml, read_json, read_regular
@@ -196,7 +197,7 @@ class SearchConfig:
     def open_gallery(self) -> Gallery:
         """Open or create the gallery, and store the configuration there for the workers."""
         gallery = open_gallery(self.gallery, self.space, self.identity(), self.data)
-        write_file(gallery.folder / CONFIG_FILE, to_json(self.to_dict()))
+        write_file(gallery.folder / CONFIG_FILE, seal(self.to_dict()))
         return gallery
 
     @classmethod
@@ -204,11 +205,27 @@ class SearchConfig:
         """Read the configuration that `open_gallery` stored."""
         path = gallery.folder / CONFIG_FILE
         try:
-            return cls.from_dict(read_json(path))
+            config = cls.from_dict(unseal(read_json(path), path))
+            identity = json.loads(to_json(config.identity()))
         except OSError as error:
             raise GalleryError(f"{path} cannot be read: {error.strerror}.") from None
         except (PetridishError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise GalleryError(f"{path} cannot be read: {error}.") from None
+        if different := _first_difference(gallery.settings, identity):
+            raise GalleryError(f"{path} is of another search: {different} differs.")
+        return config
+
+
+def _first_difference(known: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """Return the first name with two values; an earlier version may not have known all names."""
+    for name in known.keys() & found.keys():
+        one, other = known[name], found[name]
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            if inner := _first_difference(one, other):
+                return f"{name}.{inner}"
+        elif one != other:
+            return name
+    return None
 
 
 def read_experiment(

@@ -46,6 +46,7 @@ def run_growth(
     """
     if gallery.has_model(growth.id):
         gallery.record_model(growth.id)
+        gallery.remove_work(growth.id)
         return Outcome.from_dict(gallery.load_documents(growth.id)["metrics"])
     work = _Work(growth, task, plan, gallery.work_folder(growth.id, growth.attempt), callbacks)
     net, diary = work.train_seed() if growth.parent is None else work.grow(gallery, growth.parent)
