@@ -46,7 +46,7 @@ def expected(process: SearchProcess, tmp_path_factory: pytest.TempPathFactory) -
     config = tiny_config(tmp_path_factory.mktemp("expected"))
     ended = process.run(["search", str(config)], config.parent / "gallery", None)
     assert ended.code == 0, ended.text
-    assert {name for name in CALLS if ended.counts[name] > CALLS[name]} == set()
+    assert {name: n for name, n in ended.counts.items() if n > CALLS[name]} == {}
     return models(config.parent / "gallery")
 
 
