@@ -26,6 +26,8 @@ from search_spaces import RecurrentSpace, VisionSpace
 from search_spaces.any_model.genotype import ModelGenotype
 from search_spaces.linear import LinearGenotype, LinearSpace
 from search_spaces.recurrent.genotype import RecurrentGenotype
+from search_spaces.vector import VectorSpace
+from search_spaces.vector.genotype import VectorGenotype
 from search_spaces.vision.genotype import VisionGenotype
 from search_spaces.vision.op_registry import VISION_OPS
 
@@ -86,6 +88,16 @@ GENOTYPES = {
             {"normal": (("x0", "identity"),)},
             {"prediction": (("h0", "identity"),)},
             {"prediction": (("x0", "relu"),)},
+        ),
+    ),
+    "vector": ListedGenotype(
+        VectorGenotype.seed(2),
+        {"cell_01": (("prev", "tanh"), ("prev_prev", "identity"))},
+        (
+            {"cell_02": (("prev", "relu"),)},
+            {"cell_00": (("h0", "relu"),)},
+            {"cell_00": (("prev", "sep_conv_3x3"),)},
+            {"cell_00": ()},
         ),
     ),
 }
@@ -209,6 +221,15 @@ SPACES = {
         _square_loss,
     ),
     "model": ListedSpace(_ModelSpace, _IMAGES, _LABELS),
+    "vector": ListedSpace(lambda: VectorSpace(5, 4, width=6, num_cells=2), _randn(6, 5), _LABELS),
+    "vector, one cell": ListedSpace(
+        lambda: VectorSpace(
+            5, 1, width=3, num_cells=1, ops=["tanh", "identity"], merge="weighted_sum"
+        ),
+        _randn(6, 5),
+        _randn(6),
+        _square_loss,
+    ),
     "nni": ListedSpace(_user_space, _randn(6, 5), _randn(6), _square_loss, plain=False),
 }
 

@@ -110,7 +110,10 @@ except GenotypeError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "must be one of vision, recurrent, model, nni, linear but got 'audio'" in done.stdout
+    assert (
+        "must be one of vision, recurrent, model, nni, linear, vector but got 'audio'"
+        in done.stdout
+    )
 
 
 MALFORMED = {
