@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from nni_petridish import __version__
 from nni_petridish.baselines.feature_selection.cli import add_analogy_command
@@ -16,13 +16,38 @@ from nni_petridish.nni_adapter.commands import add_run_command
 from nni_petridish.results.commands import add_check_command, add_model_commands, finish_search
 from nni_petridish.results.serve import add_serve_command
 from nni_petridish.running.commands import add_search_command
+from nni_petridish.running.init import add_init_command
 from nni_petridish.running.process import INTERRUPTED, keep_freed_memory, set_threads
+from nni_petridish.running.schema_command import add_schema_command
 from nni_petridish.studies.ablations.cli import add_ablate_command
 from nni_petridish.studies.commands import read_config
 from nni_petridish.studies.judge.cli import add_judge_command
 from nni_petridish.studies.tuning.cli import add_tune_command
 
 _LONGEST_LINE = 2000
+EXAMPLES = {
+    "run": [
+        "nni-petridish run configs/petridish.yml",
+        "nni-petridish run configs/petridish.yml --resume --port 8080",
+    ],
+    "search": ["nni-petridish search configs/petridish.yml --resume --verbose"],
+    "init": ["nni-petridish init my_images", "nni-petridish init cifar10 --root data"],
+    "check": ["nni-petridish check configs/petridish.yml --quick"],
+    "schema": ["nni-petridish schema > petridish.schema.json"],
+    "show": ["nni-petridish show galleries/digits", "nni-petridish show galleries/digits g00004"],
+    "export": [
+        "nni-petridish export galleries/digits --best --format onnx --out best.onnx",
+        "nni-petridish export galleries/digits --near 60M --out model.safetensors",
+    ],
+    "train": ["nni-petridish train galleries/digits --near 60M --epochs 20 --repetitions 5"],
+    "serve": ["nni-petridish serve galleries/digits"],
+    "analogy": ["nni-petridish analogy"],
+    "tune": ["nni-petridish tune configs/tune.yml --trials 20 --jobs 2"],
+    "ablate": ["nni-petridish ablate configs/ablations.yml --only i_max,l1"],
+    "judge": ["nni-petridish judge --help"],
+    "compare": ["nni-petridish compare configs/compare_digits.yml"],
+}
+"""Examples of each command, for its help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,14 +106,25 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_run_command(commands, read_config, finish_search)
     add_search_command(commands, read_config, finish_search)
+    add_init_command(commands, read_config)
     add_check_command(commands, read_config)
+    add_schema_command(commands)
     add_model_commands(commands)  # show, export, train
     add_serve_command(commands)
     add_analogy_command(commands)
     add_tune_command(commands)
     add_ablate_command(commands)
     add_judge_command(commands)
+    for name, command in commands.choices.items():
+        command.description = _descriptions(commands)[name]
+        command.epilog = "\n  ".join(["examples:", *EXAMPLES.get(name, [])])
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
+
+
+def _descriptions(commands: Any) -> dict[str, str]:
+    """Return the line of each command in the list of commands."""
+    return {action.dest: str(action.help) for action in commands._choices_actions}
 
 
 if __name__ == "__main__":

@@ -112,6 +112,28 @@ ERROR = Measure("error", is_share=True)
 PERPLEXITY = Measure("perplexity", is_share=False)
 
 
+@dataclass(frozen=True)
+class Suggestion:
+    """Settings of a first search that fit some data.
+
+    Parameters
+    ----------
+    found
+        The data in words.
+    notes
+        Further lines for the user.
+    space, data, settings, recipe
+        ``searchSpace``, and ``data``, ``recipe`` and other keys of ``tuner.classArgs``.
+    """
+
+    found: str
+    notes: tuple[str, ...]
+    space: Mapping[str, Any]
+    data: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+
+
 class Kind(Protocol):
     """A module that knows one kind of space.
 
@@ -145,6 +167,18 @@ class Kind(Protocol):
         self, data: Mapping[str, Any], base: Path, *, for_retraining: bool = False
     ) -> dict[str, Any]:
         """Check that the data are there, without loading; folders are relative to ``base``."""
+        ...
+
+    def suggest(self, source: str, root: str | None) -> Suggestion | None:
+        """Look at data and return settings that fit them; None if they are not of this kind.
+
+        Parameters
+        ----------
+        source
+            A file, a folder, or the name of a data set.
+        root
+            The folder of a data set that is named.
+        """
         ...
 
     def check_space(self, options: Mapping[str, Any], data: Mapping[str, Any]) -> None:

@@ -126,7 +126,7 @@ def part_of(kind: type, without: tuple[str, ...] = (), partial: bool = False) ->
 
 def keys_of(kind: type, partial: bool = False) -> dict[str, Definition]:
     """Return type and default of every field of a dataclass."""
-    texts = _field_texts(kind)
+    texts = field_texts(kind)
     result: dict[str, Definition] = {}
     for field in fields(kind):
         annotation = annotations_of(kind)[field.name]
@@ -239,10 +239,10 @@ def left_out(text: str) -> Any:
     return Field(default_factory=lambda: None, description=text)
 
 
-def _field_texts(kind: type) -> dict[str, str]:
+def field_texts(kind: type) -> dict[str, str]:
     """Return the texts of the section Parameters in the docstring of a dataclass, by field.
 
-    >>> _field_texts(GrowthSettings)["weak_learning"]
+    >>> field_texts(GrowthSettings)["weak_learning"]
     '``"isolated"`` or ``"joint"``.'
     """
     _, _, section = (inspect.getdoc(kind) or "").partition("Parameters\n----------\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge
 
 from nni_petridish.errors import ConfigError, DataError
-from nni_petridish.registry import ARGUMENTS, PERPLEXITY
+from nni_petridish.registry import ARGUMENTS, PERPLEXITY, Suggestion
 from nni_petridish.search.constraints import (
     Count,
     Folder,
@@ -105,6 +105,13 @@ def read_data(
     with prefix(f"{place}: "):
         check_text(result["name"], result.get("root"))
     return result
+
+
+def suggest(source: str, root: str | None) -> Suggestion | None:
+    """Suggest settings for a text: one by name, or a folder of train, valid and test."""
+    from nni_petridish.tasks.language.suggestion import suggest_for_text
+
+    return suggest_for_text(source, root)
 
 
 def check_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> None:

@@ -152,6 +152,14 @@ def to_columns(tokens: Tensor, batch: int) -> Tensor:
     return tokens[: steps * batch].view(batch, steps).t().contiguous()
 
 
+def is_corpus(folder: Path) -> bool:
+    """Return whether a folder holds the three files of a text."""
+    try:
+        return bool(_files(folder))
+    except DataError:
+        return False
+
+
 def _files(folder: Path) -> list[Path]:
     for pattern in _PATTERNS:
         files = [folder / pattern.format(part) for part in _PARTS]

@@ -159,11 +159,9 @@ def check_data(name: str, root: str | Path | None = None) -> Path:
 def check_validation(name: str, root: str | Path | None, validation: int) -> None:
     """Raise `DataError` unless training images remain if so many are set aside."""
     root = check_data(name, root)
-    if name == "image_folder":
-        folder = root / "train"
-        images = validation + 1 if has_more_images(folder, validation) else _count(folder)
-    else:
-        images = _source(name, root).images
+    if name == "image_folder" and has_more_images(root / "train", validation):
+        return  # millions of images are not counted
+    images = count_training_images(name, root)
     _kept(images, validation, None)
 
 
@@ -187,8 +185,12 @@ def describe(
     return Description(source.image_shape, len(source.classes))
 
 
-def _count(folder: Path) -> int:
-    return sum(1 for _ in image_files(folder))
+def count_training_images(name: str, root: str | Path | None = None) -> int:
+    """Count the training images without loading, those for validation included."""
+    root = check_data(name, root)
+    if name == "image_folder":
+        return sum(1 for _ in image_files(root / "train"))
+    return _source(name, root).images
 
 
 def _source(name: str, root: Path) -> _Source:

@@ -49,6 +49,12 @@ def image_files(folder: Path) -> Iterator[Path]:
         yield from _files(folder / name)
 
 
+def holds_images(folder: Path) -> bool:
+    """Return whether folders in a folder have images; only the first files of each are seen."""
+    files = (islice((folder / name).iterdir(), _SAMPLE) for name in classes_of(folder))
+    return any(path.suffix.lower() in _SUFFIXES for path in chain.from_iterable(files))
+
+
 def has_more_images(folder: Path, count: int) -> bool:
     """Return whether a folder of classes has more than so many images; stops counting then."""
     return next(islice(image_files(folder), count, None), None) is not None

@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 
 from nni_petridish.core.genotype import MERGES
 from nni_petridish.errors import ConfigError, DataError
-from nni_petridish.registry import ARGUMENTS, ERROR
+from nni_petridish.registry import ARGUMENTS, ERROR, Suggestion
 from nni_petridish.search.constraints import (
     Count,
     Depth,
@@ -151,6 +151,13 @@ def read_data(
         with prefix(f"{place}."):
             check_validation(name, root, result["validation"])
     return result
+
+
+def suggest(source: str, root: str | None) -> Suggestion | None:
+    """Suggest settings for images: a data set by name, an image folder or an .npz file."""
+    from nni_petridish.tasks.vision.suggestion import suggest_for_images
+
+    return suggest_for_images(source, root)
 
 
 def check_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> None:
