@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.kernels.moments import (
@@ -16,6 +15,7 @@ from nni_petridish.kernels.moments import (
     update_running_statistics,
 )
 from nni_petridish.kernels.native import calls as native
+from nni_petridish.kernels.once import once_differentiable
 
 
 def normalize(before: BeforeNorm, norm: nn.BatchNorm2d) -> Tensor:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from nni_petridish.kernels.once import once_differentiable
 
 #: Rows per block: logits of shape (256, 10,000) fit into a processor's cache.
 _ROWS = 256

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from nni_petridish.errors import GrowthError
 from nni_petridish.kernels.deferred_candidates import DeferredCandidate, DeferredGradients, distinct
@@ -32,6 +31,7 @@ from nni_petridish.kernels.moments import (
 )
 from nni_petridish.kernels.native import calls as native
 from nni_petridish.kernels.native.calls import native_applies
+from nni_petridish.kernels.once import once_differentiable
 from nni_petridish.kernels.prepared import (
     Prepared,
     SharedInput,

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from nni_petridish.kernels.native.calls import Geometry
+from nni_petridish.kernels.once import once_differentiable
 from nni_petridish.kernels.switch import fast_kernels_apply
 
 FAST_COLUMNS = 3

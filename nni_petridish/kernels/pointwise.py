@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from nni_petridish.kernels.deferred_candidates import DeferredCandidate, running_statistics
 from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.kernels.moments import has_hooks
 from nni_petridish.kernels.native.calls import Geometry, Projection, native_trains
 from nni_petridish.kernels.native.candidates import Kernel
+from nni_petridish.kernels.once import once_differentiable
 
 
 def can_project(x: Tensor, convs: Sequence[nn.Conv2d]) -> bool:

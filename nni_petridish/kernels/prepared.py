@@ -9,7 +9,6 @@ The forward pass computes as little as possible, decided for each candidate inde
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
@@ -25,25 +24,37 @@ from nni_petridish.kernels.switch import fast_kernels_apply
 
 
 class SharedInput:
-    """An input z_i of a site's candidates, with values that several of them share."""
+    """An input z_i of a site's candidates, with values that several of them share.
+
+    A compiler cannot trace `functools.cached_property`, so the values are remembered by hand.
+    """
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
+        self._is_fast: bool | None = None
+        self._is_native: bool | None = None
+        self._rectified: Tensor | None = None
 
-    @functools.cached_property
+    @property
     def is_fast(self) -> bool:
         """Whether the batch norm of a candidate can be skipped."""
-        return has_fast_norms(self.value)
+        if self._is_fast is None:
+            self._is_fast = has_fast_norms(self.value)
+        return self._is_fast
 
-    @functools.cached_property
+    @property
     def is_native(self) -> bool:
         """Whether the C kernels support it, in a backward pass too."""
-        return native_trains(self.value)
+        if self._is_native is None:
+            self._is_native = native_trains(self.value)
+        return self._is_native
 
-    @functools.cached_property
+    @property
     def rectified(self) -> Tensor:
         """ReLU(z_i), computed once."""
-        return F.relu(self.value)
+        if self._rectified is None:
+            self._rectified = F.relu(self.value)
+        return self._rectified
 
 
 class EndsInNorm(ABC):

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nni_petridish.kernels.gates import merge_weights, open_gates, split_weights, through_gates
+from nni_petridish.kernels.once import once_differentiable
 
 
 class Group(NamedTuple):

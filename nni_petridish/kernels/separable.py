@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from nni_petridish.kernels.deferred_candidates import DeferredCandidate, running_statistics
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
@@ -31,6 +30,7 @@ from nni_petridish.kernels.moments import (
 )
 from nni_petridish.kernels.native.calls import Combination, Unit, native_trains
 from nni_petridish.kernels.native.candidates import Kernel
+from nni_petridish.kernels.once import once_differentiable
 from nni_petridish.kernels.pointwise import is_pointwise
 
 

@@ -13,13 +13,13 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from nni_petridish.kernels.batch_norm import normalize
 from nni_petridish.kernels.deferred_candidates import DeferredCandidate
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
 from nni_petridish.kernels.late_gradient import BeforeNorm
 from nni_petridish.kernels.moments import has_hooks
+from nni_petridish.kernels.once import once_differentiable
 from nni_petridish.kernels.pointwise import can_project, deferred_reduction, projection
 from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3, deferred_pool
 from nni_petridish.kernels.prepared import EndsInNorm, SharedInput

@@ -15,6 +15,7 @@ from nni.nas.experiment import NasExperiment
 from nni.nas.hub.pytorch import DARTS
 from nni.nas.space import model_context
 from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import EMAWeightAveraging
 from torch import nn
 
 from nni_petridish.core.grow import attach_candidates, finalize_candidates
@@ -219,3 +220,16 @@ def test_what_goes_wrong_in_another_process_is_told_in_one_line() -> None:
         run_evaluator(users.diabetes(num_sanity_val_steps=0, **TWO), net, 1)
     assert "shapes cannot be multiplied" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"precision": "64-true"}, {"precision": "bf16-true"}, {}])
+def test_spaces_of_nni_grow_in_every_precision_and_with_averaged_weights(
+    options: dict[str, Any], tmp_path: Path, start: Any
+) -> None:
+    strategy = Petridish(tmp_path / "gallery", max_models=2)
+    callbacks = [] if options else [EMAWeightAveraging(decay=0.9)]
+    start(spaces.Tiny(), users.classification(callbacks=callbacks, **options), strategy)
+    models = strategy.models()
+    assert [model.parent for model in models] == [None, "g00000"]
+    # Averaging must not change what the network remembers of its inputs: 8x8 pixels.
+    assert models[0].multiply_adds == 9 * 4 * 64 + 4 * 10

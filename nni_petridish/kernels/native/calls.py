@@ -56,8 +56,8 @@ def native_applies(x: Tensor) -> bool:
 
 def native_trains(x: Tensor) -> bool:
     """Return whether the C kernels support x, and x can be saved for a backward pass."""
-    inference = x.is_inference() and not torch.is_inference_mode_enabled()
-    return not inference and native_applies(x)
+    # In this order: a compiler cannot trace `is_inference`.
+    return native_applies(x) and (not x.is_inference() or torch.is_inference_mode_enabled())
 
 
 class Combination(NamedTuple):

@@ -64,7 +64,9 @@ class NormalizedOp(nn.Module):
     @torch.no_grad()
     def _observe(self, u: Tensor) -> None:
         others = [d for d in range(u.ndim) if d != 1]
-        self.variance.lerp_(u.float().var(others, correction=0).mean(), _MOMENTUM)
+        wide = torch.promote_types(u.dtype, torch.float32)
+        variance = u.to(wide).var(others, correction=0).mean()
+        self.variance.lerp_(variance.to(self.variance.dtype), _MOMENTUM)
 
 
 class ScaledOp(nn.Module):
