@@ -174,3 +174,17 @@ def test_nwot_and_jacov_prefer_networks_that_tell_images_apart() -> None:
     )
     for score in (zero_cost.nwot, zero_cost.jacov):
         assert score(wide, images, torch.zeros(6)) > score(narrow, images, torch.zeros(6))
+
+
+def test_several_processes_share_the_parents(tmp_path: Path) -> None:
+    judge_scores(judgement(tmp_path / "two"), jobs=2)
+    judge_scores(judgement(tmp_path / "one"))
+    files = sorted((tmp_path / "one" / "results").glob("*.json"))
+    assert len(files) == 4
+    for file in files:
+        alone = json.loads(file.read_bytes())
+        shared = json.loads((tmp_path / "two" / "results" / file.name).read_bytes())
+        assert shared["children"] == alone["children"]
+        for step, scores in alone["scores"].items():
+            for name, values in scores.items():  # up to the number of threads
+                assert shared["scores"][step][name] == pytest.approx(values, rel=1e-3, abs=1e-6)
