@@ -155,6 +155,12 @@ class Gallery:
         if not os.access(existing, os.W_OK | os.X_OK):
             raise GalleryError(f"Cannot make a gallery in {folder}: {existing} is not writable.")
 
+    def change_settings(self, **changes: Any) -> None:
+        """Change the description of a gallery that has no model yet."""
+        self.settings = {**self.settings, **changes}
+        document = _description(self.space, self.settings)
+        write_file(self.folder / "gallery.json", to_json(document))
+
     # Models.
 
     def save_model(

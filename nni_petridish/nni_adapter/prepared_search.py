@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.core.genotype import Genotype
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import ConfigError, GalleryError
+from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.gallery import _differences as differences
 from nni_petridish.gallery.search_gallery import open_gallery
+from nni_petridish.nni_adapter.evaluators.fingerprint import Plain, describe, fingerprint
 from nni_petridish.nni_adapter.evaluators.lengths import check_evaluator, own_epochs
 from nni_petridish.nni_adapter.evaluators.task import Metric
 from nni_petridish.nni_adapter.space import NamedSpace, growable_space, to_sample
@@ -18,6 +21,7 @@ from nni_petridish.registry import kind_of
 from nni_petridish.running.config import usual_settings
 from nni_petridish.running.warm_start import find_start, identity_of, read_start
 from nni_petridish.search.ranges import Range, make_chooser, split_ranges
+from nni_petridish.search.records import plain
 from nni_petridish.search.search import Chooser
 from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings, check_number
 
@@ -46,6 +50,8 @@ class StrategySettings:
         Labels and values that do not grow.
     start, start_model
         The gallery or file, and the model in it, to start from.
+    allow_changed_evaluator
+        Whether models that were trained with other evaluators or data are accepted.
     """
 
     folder: Path
@@ -59,6 +65,7 @@ class StrategySettings:
     fixed: Mapping[str, Any] | None = None
     start: Path | None = None
     start_model: str | None = None
+    allow_changed_evaluator: bool = False
 
     def __post_init__(self) -> None:
         numbers, ranges = split_ranges(self.search)
@@ -131,6 +138,7 @@ class PreparedSearch:
                 **strategy.variants,
                 **ranged,
                 **identity_of(self.start),
+                **_evaluator_identity(strategy, self.evaluators),
             },
         )
         chooser = make_chooser(ranges, self.settings, self.gallery.journal.read_all)
@@ -142,6 +150,36 @@ class PreparedSearch:
             return to_sample(self.space, self.seed)
         document = self.gallery.load_documents(id).get("genotype")
         return to_sample(self.space, Genotype.from_dict(document))
+
+
+def _evaluator_identity(strategy: StrategySettings, evaluators: Mapping[str, Any]) -> Plain:
+    """Return the fingerprint of the evaluators for the gallery, or refuse another one there.
+
+    Raises
+    ------
+    GalleryError
+        If the models of the gallery were trained with other evaluators or data.
+    """
+    metric = {"name": strategy.metric.name, "optimize": strategy.metric.optimize}
+    made = fingerprint(evaluators)
+    wanted = {**made, "metric": {**metric, "error": describe(strategy.metric.error)}}
+    try:
+        gallery = Gallery(strategy.folder)
+    except GalleryError:  # there is none yet, or open_gallery says what is wrong with it
+        return {"evaluator": wanted}
+    known = gallery.settings
+    if "evaluator" not in known:  # of an earlier version
+        return {}
+    lines = differences(known["evaluator"], plain(wanted), "evaluator")
+    if lines and not gallery.model_ids():
+        gallery.change_settings(evaluator=wanted)
+        return {"evaluator": wanted}
+    if lines and not strategy.allow_changed_evaluator:
+        raise GalleryError(
+            f"The models in {strategy.folder} were trained otherwise: {'; '.join(lines)}. Choose"
+            " another gallery, or accept them by allow_changed_evaluator=True."
+        )
+    return {"evaluator": known["evaluator"]}
 
 
 def _with_defaults(

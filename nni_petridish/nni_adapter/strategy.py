@@ -96,6 +96,9 @@ class Petridish(Strategy):
         For spaces of this package: a gallery or an exported file, and the id of a model in it (by
         default the most accurate), to start from in place of the seed. See
         ``docs/guide/models.md``.
+    allow_changed_evaluator
+        Whether to continue a gallery whose models were trained with another evaluator, learning
+        rate, batch size or other data. By default it is refused, as far as that can be seen.
     fixed
         For spaces of NNI's cells and choices: a sample, or a part of one, that does not grow. The
         rest starts from its simplest values. See ``docs/guide/drop-in.md``.
@@ -145,6 +148,7 @@ class Petridish(Strategy):
         chooser: Chooser | None = None,
         start: str | os.PathLike[str] | None = None,
         start_model: str | None = None,
+        allow_changed_evaluator: bool = False,
         fixed: Mapping[str, Any] | None = None,
         settled: Mapping[str, Any] | None = None,
     ) -> None:
@@ -181,6 +185,7 @@ class Petridish(Strategy):
             fixed=fixed,
             start=None if start is None else Path(start).expanduser().absolute(),
             start_model=start_model,
+            allow_changed_evaluator=allow_changed_evaluator,
         )
         self._retry_failed = retry_failed
         self._prepared: PreparedSearch | None = None
