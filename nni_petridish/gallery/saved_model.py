@@ -219,13 +219,13 @@ def _facts_of_data(gallery: Gallery) -> dict[str, Any]:
     if "recipe" not in gallery.settings and not path.exists():
         return {}  # of a NasExperiment, whose evaluator had the data
     try:
-        data = unseal(read_json(path), path)["data"]
-    except (OSError, ValueError, LookupError) as error:
+        data = as_mapping(unseal(read_json(path), path)["data"])
+        return _known_kind(gallery.space).data_facts(data)
+    except (OSError, ValueError, LookupError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise GalleryError(
             f"{path} cannot be read ({reason}): resume the search to write it again."
         ) from None
-    return _known_kind(gallery.space).data_facts(data)
 
 
 def _digest(text: str, weights: Mapping[str, Tensor]) -> str:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nni_petridish.errors import GrowthError
 from nni_petridish.kernels.batch_norm import normalize
 from nni_petridish.kernels.deferred_candidates import DeferredCandidate
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
@@ -164,6 +165,8 @@ class FactorizedReduce(nn.Module, EndsInNorm):
 
     def __init__(self, c_in: int, c_out: int, affine: bool = True) -> None:
         super().__init__()
+        if c_out < 2:
+            raise GrowthError(f"a factorized reduce needs at least 2 filters but got {c_out}.")
         self.even = nn.Conv2d(c_in, c_out // 2, 1, bias=False)
         self.odd = nn.Conv2d(c_in, c_out - c_out // 2, 1, bias=False)
         self.norm = nn.BatchNorm2d(c_out, affine=affine)

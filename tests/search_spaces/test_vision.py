@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from nni_petridish import Genotype, attach_candidates
-from nni_petridish.errors import ConfigError, GenotypeError
+from nni_petridish.errors import ConfigError, GenotypeError, GrowthError
 from search_spaces import VisionSpace
 from search_spaces.vision.genotype import VisionGenotype
 from search_spaces.vision.ops import DropPath, FactorizedReduce
@@ -163,3 +163,8 @@ def test_genotypes_of_another_space_are_refused() -> None:
 def test_a_space_is_made_again_from_its_description() -> None:
     space = small_space("macro", merge="weighted_sum")
     assert VisionSpace(**json.loads(json.dumps(space.describe()))) == space
+
+
+def test_a_factorized_reduce_of_width_one_is_refused_in_one_line() -> None:
+    with pytest.raises(GrowthError, match="needs at least 2 filters but got 1"):
+        FactorizedReduce(1, 1)

@@ -162,6 +162,7 @@ def test_a_storage_that_cannot_be_opened_gives_one_line(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "cannot be opened" in error
+    assert [p.name for p in tmp_path.iterdir()] == ["config.yml"]  # no folder is left behind
 
 
 @pytest.mark.parametrize("options", [["--jobs", "0"], ["--trials", "0"], ["--sampler", "grid"]])

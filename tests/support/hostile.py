@@ -127,11 +127,11 @@ def broken(draw: st.DrawFn, document: Any, values: st.SearchStrategy[Any] = ODD_
         if change == "remove":
             del part[last]
         elif change == "add" and isinstance(part, dict):
-            part[draw(ODD_TEXTS)] = draw(values)
+            part[draw(ODD_TEXTS)] = copy.deepcopy(draw(values))
         elif change == "wrap":
             part[last] = [part[last]] if draw(st.booleans()) else {"x": part[last]}
         else:
-            part[last] = draw(values)
+            part[last] = copy.deepcopy(draw(values))
     return document
 
 

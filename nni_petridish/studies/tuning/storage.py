@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +35,34 @@ _BUSY_SECONDS = 60.0
 
 def open_study(tuning: Tuning, create: bool = True) -> optuna.Study:
     """Open or create the study; raise `ConfigError` if that fails."""
-    section = tuning.section
     if not create and not tuning.folder.is_dir():
         raise ConfigError(f"There is no study yet: {tuning.folder} does not exist.")
+    with _made(tuning.folder):
+        return _open_in_folder(tuning, create)
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder; if the block raises, remove what was made and is still empty."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        tuning.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{tuning.folder} cannot be made: {error.strerror}.") from None
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}.") from None
+    try:
+        yield
+    except ConfigError:
+        if missing:
+            with suppress(OSError):
+                (folder / LOCK_FILE).unlink()
+        for path in missing:
+            with suppress(OSError):  # another process is using it
+                path.rmdir()
+        raise
+
+
+def _open_in_folder(tuning: Tuning, create: bool) -> optuna.Study:
+    section = tuning.section
     directions = [StudyDirection.MINIMIZE] * (2 if section.multi_objective else 1)
     # Two processes that make the same tables, or the same study, at once would disturb each other.
     with file_lock(tuning.folder / LOCK_FILE), quiet():
