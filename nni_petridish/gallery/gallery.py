@@ -20,7 +20,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,7 +159,7 @@ class Gallery:
         """Change the description of a gallery that has no model yet."""
         self.settings = {**self.settings, **changes}
         document = _description(self.space, self.settings)
-        write_file(self.folder / "gallery.json", to_json(document))
+        write_file(self.folder / DESCRIPTION, seal(document))
 
     # Models.
 
@@ -292,8 +292,8 @@ class Gallery:
     def compare(self, events: Iterable[Event]) -> Differences:
         """Compare the folders of models with the events of the journal."""
         of = {"model": set[str](), "quarantine": set[str]()}
-        for event in events:
-            of.get(event["event"], set()).add(event["id"])
+        for kind, id in _kinds_and_ids(events):
+            of.get(kind, set()).add(id)
         there = self.model_ids()
         known = of["model"] | of["quarantine"]
         gone = sorted(of["model"] - of["quarantine"] - set(there), key=growth_number)
@@ -370,7 +370,7 @@ class Gallery:
 
     def _remove_finished_work(self, events: Iterable[Event]) -> None:
         """Remove work folders that outlived their growths, as after a kill while cleaning up."""
-        over = {event["id"] for event in events if event["event"] in ("model", "quarantine")}
+        over = {id for kind, id in _kinds_and_ids(events) if kind in ("model", "quarantine")}
         with in_one_line(f"read {self._work}"):
             names = os.listdir(self._work)
         for id in {name.rsplit("-", 1)[0] for name in names} & over:
@@ -414,6 +414,14 @@ def _own_documents(id: str, files: Mapping[str, bytes]) -> dict[str, Any]:
 
 def _some(ids: tuple[str, ...]) -> str:
     return f"{len(ids)} models ({ids[0]}, ...)" if len(ids) > 1 else f"model {ids[0]}"
+
+
+def _kinds_and_ids(events: Iterable[Event]) -> Iterator[tuple[str, str]]:
+    """Yield kind and id of every event that has both; replaying says what is wrong with others."""
+    for event in events:
+        kind, id = event.get("event"), event.get("id")
+        if isinstance(kind, str) and isinstance(id, str):
+            yield kind, id
 
 
 def _is_id(name: str) -> bool:

@@ -126,9 +126,9 @@ def test_a_gallery_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "gallery"
     prepare(folder, FunctionalEvaluator(train))
     with_a_model(folder)
-    description = json.loads((folder / "gallery.json").read_text())
-    del description["settings"]["evaluator"]
-    (folder / "gallery.json").write_text(json.dumps(description))
+    gallery = Gallery(folder)
+    del gallery.settings["evaluator"]
+    gallery.change_settings()
     prepare(folder, FunctionalEvaluator(train, lr=3))
 
 
