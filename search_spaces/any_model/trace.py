@@ -121,24 +121,45 @@ class Trace:
         """Return the last layer of every run of layers with image outputs of the same shape.
 
         Layers are the children of the network and of its containers, not of blocks. A run without
-        weights (pooling, norms) is not a stage.
+        weights (pooling, norms) is not a stage, nor is the head, which makes the network's output.
+        Pooling and dropout at the end of a run do not count. In a network without images, a run
+        begins at every layer with weights.
         """
-        chain = sorted(self._chain(self.net, ""), key=lambda layer: layer.order)
+        found = self._stages(images=True)
+        return found or self._stages(images=False)
+
+    def _stages(self, images: bool) -> list[Layer]:
+        chain = sorted(self._chain(self.net, "", images), key=lambda layer: layer.order)
+        number = 0
+        runs: dict[str, object] = {}
+        for layer in chain:
+            number += not images and _has_weights(layer.module)
+            runs[layer.name] = (layer.shape, number)
         result = []
-        for _, run in groupby(chain, key=lambda layer: layer.shape):
+        for _, run in groupby(chain, key=lambda layer: runs[layer.name]):
             stage = list(run)
+            while len(stage) > 1 and isinstance(stage[-1].module, _PASSIVE):
+                stage.pop()
             if any(_has_weights(layer.module) for layer in stage):
                 result.append(stage[-1])
-        return result
+        return result[:-1] if len(result) > 1 and self._is_head(result[-1]) else result
 
-    def _chain(self, module: nn.Module, prefix: str) -> Iterator[Layer]:
+    def _is_head(self, last: Layer) -> bool:
+        """Return whether the last stage has the channels of the network's output."""
+        output = self._layers[""].output
+        channels = output.shape[1] if isinstance(output, Tensor) and output.ndim > 1 else None
+        assert last.shape is not None
+        return bool(last.shape.channels == channels)
+
+    def _chain(self, module: nn.Module, prefix: str, images: bool) -> Iterator[Layer]:
         for name, child in module.named_children():
             layer = self._layers[prefix + name]
-            is_image = layer.calls == 1 and layer.shape is not None and layer.shape.size != ()
-            if is_image:
+            shape = layer.shape if layer.calls == 1 else None
+            is_wanted = shape is not None and (shape.size != ()) == images
+            if is_wanted:
                 yield layer
-            if not is_image or isinstance(child, nn.Sequential):
-                yield from self._chain(child, f"{prefix}{name}.")
+            if not is_wanted or isinstance(child, nn.Sequential):
+                yield from self._chain(child, f"{prefix}{name}.", images)
 
     def _unknown(self, role: str, name: object) -> str:
         names = [known for known in self._layers if known]
@@ -146,6 +167,17 @@ class Trace:
         top = [known for known, _ in self.net.named_children()]
         hint = f"did you mean {_either(close)}?" if close else f"it has {', '.join(top)}."
         return f"{role} {name!r} is not a submodule of {type(self.net).__name__}: {hint}"
+
+
+_PASSIVE = (
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveMaxPool2d,
+    nn.AvgPool2d,
+    nn.MaxPool2d,
+    nn.Dropout,
+    nn.Dropout2d,
+    nn.Flatten,
+)
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -181,7 +181,7 @@ def test_sites_are_the_ends_of_stages_and_read_the_two_before() -> None:
         (  # its pools round down, so that earlier sizes cannot be halved to later ones
             squeezenet1_1,
             64,
-            {"classifier.0": ("features.10",), "classifier.2": ("features.10", "classifier.0")},
+            {"features": ("features.10",)},
         ),
     ],
 )
@@ -611,3 +611,23 @@ def test_the_examples_in_the_docstrings_run(module: str) -> None:
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_default_sites_are_neither_heads_nor_pools() -> None:
+    squeeze = make_growable(squeezenet1_1(num_classes=7), torch.zeros(1, 3, 64, 64))
+    assert not [site for site in squeeze.genotype.sources if site.startswith("classifier")]
+    small = make_growable(resnet18(num_classes=7), torch.zeros(1, 3, 32, 32))
+    assert list(small.genotype.sources) == ["layer1", "layer2", "layer3", "layer4"]
+    unet = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1)),
+        *(nn.Upsample(scale_factor=4), nn.Conv2d(8, 2, 1)),
+    )
+    assert "4" not in make_growable(unet, torch.zeros(1, 3, 8, 8)).genotype.sources
+
+
+def test_a_plain_perceptron_grows_by_default() -> None:
+    net = nn.Sequential(*(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3)))
+    make_growable(net, torch.zeros(1, 6))
+    assert {site: tuple(names) for site, names in net.genotype.sources.items()} == {"3": ("1",)}
+    finalize_candidates(attach_candidates(net))
+    assert net(torch.randn(4, 6)).shape == (4, 3)
