@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,8 @@ from nni_petridish.errors import ConfigError
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-@runtime_checkable
-class HasAuxiliaryHead(Protocol):
-    """A network with a second classifier, used in training only; None if it was built without."""
-
-    auxiliary: nn.Module | None
+_AUXILIARY = "auxiliary"
+"""Name of the submodule that is a second classifier, used in training only."""
 
 
 def count_parameters(net: nn.Module) -> int:
@@ -28,7 +25,8 @@ def count_parameters(net: nn.Module) -> int:
 
     Modules used in training only do not count: the auxiliary head and attached candidates.
     """
-    auxiliary = net.auxiliary if isinstance(net, HasAuxiliaryHead) else None
+    # A runtime-checkable protocol does not see submodules from Python 3.12 on.
+    auxiliary = dict(net.named_children()).get(_AUXILIARY)
     scaffold = candidate_parameters(net) + list(auxiliary.parameters() if auxiliary else [])
     left_out = {id(parameter) for parameter in scaffold}
     return sum(p.numel() for p in net.parameters() if id(p) not in left_out)

@@ -39,13 +39,6 @@ class Growable(Protocol):
     genotype: Genotype
 
 
-@runtime_checkable
-class _Wrapper(Protocol):
-    """A module around another one, such as `torch.nn.parallel.DistributedDataParallel`."""
-
-    module: nn.Module
-
-
 class AlphaRow(TypedDict):
     """One candidate in the diary of a growth."""
 
@@ -378,7 +371,9 @@ def genotype_of(net: nn.Module) -> Genotype:
     """Return the genotype of a growable network; raise `GrowthError` if it has none."""
     if _is_growable(net):
         return net.genotype
-    is_wrapped = isinstance(net, _Wrapper) and _is_growable(net.module)
+    # DistributedDataParallel and its like. Runtime-checkable protocols do not see submodules from
+    # Python 3.12 on.
+    is_wrapped = _is_growable(dict(net.named_children()).get("module"))
     hint = ": grow its .module, then wrap that anew" if is_wrapped else ""
     raise GrowthError(f"{type(net).__name__} cannot grow: it has no genotype{hint}.")
 
