@@ -1,5 +1,5 @@
 # Two commands do everything: `make search` and `make test`. Both set up .venv on first use.
-PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3))
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
 BIN := .venv/bin
 CONFIG ?= configs/petridish.yml
 
