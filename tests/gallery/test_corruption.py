@@ -43,8 +43,10 @@ FILES = [
 
 def flip(at: float) -> Callable[[bytes], bytes]:
     def damage(data: bytes) -> bytes:
-        place = min(int(at * len(data)), len(data) - 1)
-        return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+        place = int(at * len(data))
+        return (
+            data[:place] + bytes(byte ^ 4 for byte in data[place : place + 1]) + data[place + 1 :]
+        )
 
     return damage
 

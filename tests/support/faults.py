@@ -13,7 +13,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -109,13 +111,35 @@ class SearchProcess:
             text=True,
         )
 
-    def run(self, arguments: list[str], under: Path, fault: Fault | None, clock: int = 0) -> Ended:
-        """Run a command of ``nni-petridish`` to its end."""
+    def run(
+        self,
+        arguments: list[str],
+        under: Path,
+        fault: Fault | None,
+        clock: int = 0,
+        signals: Sequence[tuple[float, int]] = (),
+    ) -> Ended:
+        """Run a command of ``nni-petridish`` to its end.
+
+        Parameters
+        ----------
+        arguments
+            The command.
+        under
+            The prefix of the files whose system calls are counted, or fail.
+        fault
+            The fault of the disk, if any.
+        clock
+            Seconds that the clock of the day is ahead.
+        signals
+            Pauses in seconds, each with the signal that is sent after it.
+        """
         request = {
             "arguments": arguments,
             "under": str(under),
             "fault": asdict(fault or Fault("open", 0)),
             "clock": clock,
+            "signals": list(signals),
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -148,12 +172,16 @@ def _serve(config: Path) -> None:
     for line in sys.stdin:
         output = config.with_name("output.txt")
         child = os.fork()
+        request = json.loads(line)
         if child == 0:
-            _run_in_child(json.loads(line), output)
+            _run_in_child(request, output)
+        for pause, number in request["signals"]:
+            time.sleep(pause)
+            os.kill(child, number)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
-        text, _, told = output.read_text(errors="replace").rpartition("\n#")
-        counts = json.loads(told or "{}")
+        text, mark, told = output.read_text(errors="replace").rpartition("\n#")
+        counts = json.loads(told) if mark else {}
         hits = counts.pop("hits", 0)
         answer = {"code": code, "text": text, "counts": counts, "hits": hits}
         print(json.dumps(answer), file=answers, flush=True)
