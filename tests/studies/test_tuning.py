@@ -426,6 +426,33 @@ def tuning(request: pytest.FixtureRequest, tmp_path: Path) -> Tuning:
     return Tuning.from_yaml(write(tmp_path, trials=3, storage=url, lost_after=1))
 
 
+def test_trials_of_other_code_are_shown_and_left_alone(tuning: Tuning) -> None:
+    study = open_study(tuning)
+    foreign = study.ask(distributions_of(tuning.section.space))
+    queue = Queue(study, tuning)
+    assert queue.is_done()
+    for _ in range(3):
+        time.sleep(0.5)  # longer than lost_after
+        queue._revive(queue._trials())
+    assert study.trials[foreign.number].state == TrialState.RUNNING
+    study.tell(foreign, 0.5)
+    for i in range(3):
+        complete(study, tuning, [0.1 + i / 10], l1=1e-4 * 2**i, i_max=2 + i)
+    assert len(tables.trial_rows(study)) == 4
+    assert plot_study(study, tuning.folder)
+    assert tables.to_text(tables.ablation_by_i_max(study))
+
+
+def test_own_objects_of_optuna_are_taken(tmp_path: Path) -> None:
+    path = write(tmp_path, trials=1)
+    storage, sampler = optuna.storages.InMemoryStorage(), optuna.samplers.RandomSampler(seed=7)
+    study = tune(path, storage=storage, sampler=sampler, pruner=optuna.pruners.NopPruner())
+    assert study._storage is storage
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE]
+    with pytest.raises(ConfigError, match="jobs must be 1 with own objects"):
+        tune(path, trials=2, jobs=2, sampler=sampler)
+
+
 def test_a_study_hands_out_exactly_its_trials(tuning: Tuning) -> None:
     queues = [Queue(open_study(tuning), tuning) for _ in range(2)]
     taken = [queues[i % 2].take() for i in range(5)]

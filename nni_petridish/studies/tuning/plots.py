@@ -10,10 +10,11 @@ from typing import Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from nni_petridish.gallery.files import write_file
-from nni_petridish.studies.tuning.tables import completed
+from nni_petridish.studies.tuning.objective import SEARCHES
+from nni_petridish.studies.tuning.tables import completed, measure_of_study
 
 _NAMES = ["error", "multiply-adds"]
 
@@ -35,8 +36,9 @@ def plot_study(study: optuna.Study, folder: Path, prefix: str = "") -> list[Path
     list of Path
         The pictures.
     """
+    study = _of_searches(study)
     done = completed(study)
-    error: dict[str, Any] = {"target_name": "error"}
+    error: dict[str, Any] = {"target_name": measure_of_study(study)}
     if len(study.directions) > 1:
         error["target"] = lambda trial: trial.values[0]
     varied = [
@@ -62,8 +64,21 @@ def plot_study(study: optuna.Study, folder: Path, prefix: str = "") -> list[Path
     return [_draw(draw, folder / f"{prefix}{name}.png") for name, draw in wanted.items()]
 
 
+def _of_searches(study: optuna.Study) -> optuna.Study:
+    """Return the study without trials that other code has added: they have no searches."""
+    trials = study.get_trials(deepcopy=False)
+    ours = [t for t in trials if SEARCHES in t.user_attrs or t.state != TrialState.COMPLETE]
+    if len(ours) == len(trials):
+        return study
+    kept = optuna.create_study(directions=study.directions)
+    for name, value in study.user_attrs.items():
+        kept.set_user_attr(name, value)
+    kept.add_trials(ours)
+    return kept
+
+
 def _error_and_size(trial: FrozenTrial) -> tuple[float, float]:
-    searches = trial.user_attrs["searches"]
+    searches = trial.user_attrs[SEARCHES]
     sizes = [one["multiply_adds"] for one in searches]
     return trial.values[0], sum(sizes) / len(sizes)
 

@@ -49,10 +49,17 @@ class Queue:
         The study.
     tuning
         Its settings.
+    sampler
+        The sampler, in place of the one that the settings name.
     """
 
-    def __init__(self, study: optuna.Study, tuning: Tuning) -> None:
-        self._study, self._tuning = study, tuning
+    def __init__(
+        self,
+        study: optuna.Study,
+        tuning: Tuning,
+        sampler: optuna.samplers.BaseSampler | None = None,
+    ) -> None:
+        self._study, self._tuning, self._sampler = study, tuning, sampler
         self._distributions = distributions_of(tuning.section.space)
         self._lock = tuning.folder / LOCK_FILE
         self._seen: dict[int, tuple[Any, float]] = {}
@@ -70,14 +77,15 @@ class Queue:
             waiting = any(t.state == TrialState.WAITING for t in trials)
             if self._tuning.section.sampler == "grid" and not waiting:
                 return None
-            self._study.sampler = make_sampler(self._tuning.section, len(trials))
+            self._study.sampler = self._sampler or make_sampler(self._tuning.section, len(trials))
             trial = self._study.ask(self._distributions)
             trial.set_user_attr(OWNER, whoami())
             return trial
 
     def is_done(self) -> bool:
-        """Return whether no trial of the study is running."""
-        return not any(t.state == TrialState.RUNNING for t in self._trials())
+        """Return whether no trial of the study is running, but for those of other code."""
+        running = [t for t in self._trials() if t.state == TrialState.RUNNING]
+        return not any(OWNER in trial.user_attrs for trial in running)
 
     def neighbors(self) -> int:
         """Return how many trials of the study run on this machine."""
@@ -112,8 +120,8 @@ class Queue:
         return self._trials() if lost else trials
 
     def _is_lost(self, trial: FrozenTrial) -> bool:
-        if trial.state != TrialState.RUNNING:
-            return False
+        if trial.state != TrialState.RUNNING or OWNER not in trial.user_attrs:
+            return False  # a trial without an owner is of other code, which will end it
         if is_gone(trial.user_attrs.get(OWNER)):
             return True
         # By the clock of this machine alone: those of others may go wrong.

@@ -33,12 +33,24 @@ _JOURNAL = "journal:"
 _BUSY_SECONDS = 60.0
 
 
-def open_study(tuning: Tuning, create: bool = True) -> optuna.Study:
-    """Open or create the study; raise `ConfigError` if that fails."""
+def open_study(
+    tuning: Tuning, create: bool = True, storage: BaseStorage | None = None
+) -> optuna.Study:
+    """Open or create the study; raise `ConfigError` if that fails.
+
+    Parameters
+    ----------
+    tuning
+        Settings of the study.
+    create
+        Whether to create a study that is not there.
+    storage
+        The storage, in place of the one that the settings name.
+    """
     if not create and not tuning.folder.is_dir():
         raise ConfigError(f"There is no study yet: {tuning.folder} does not exist.")
     with _made(tuning.folder):
-        return _open_in_folder(tuning, create)
+        return _open_in_folder(tuning, create, storage)
 
 
 @contextmanager
@@ -61,12 +73,12 @@ def _made(folder: Path) -> Iterator[None]:
         raise
 
 
-def _open_in_folder(tuning: Tuning, create: bool) -> optuna.Study:
+def _open_in_folder(tuning: Tuning, create: bool, storage: BaseStorage | None) -> optuna.Study:
     section = tuning.section
     directions = [StudyDirection.MINIMIZE] * (2 if section.multi_objective else 1)
     # Two processes that make the same tables, or the same study, at once would disturb each other.
     with file_lock(tuning.folder / LOCK_FILE), quiet():
-        storage = open_storage(tuning.storage)
+        storage = storage or open_storage(tuning.storage)
         names = optuna.get_all_study_names(storage)
         if section.study not in names and not create:
             known = ", ".join(map(repr, names)) or "none"

@@ -6,13 +6,17 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from nni_petridish.errors import SearchError
+from nni_petridish.errors import ConfigError, SearchError
 from nni_petridish.running.cost import check_limit
 from nni_petridish.running.process import StopOnInterrupt, set_threads
 from nni_petridish.search.ranges import quiet
@@ -31,16 +35,32 @@ OnTrial = Callable[[FrozenTrial], object]
 """Callback for every trial that ends."""
 
 
+@dataclass(frozen=True)
+class _Objects:
+    """Objects of Optuna that take the place of those that the settings name."""
+
+    storage: BaseStorage | None = None
+    sampler: BaseSampler | None = None
+    pruner: BasePruner | None = None
+
+
+_NO_OBJECTS = _Objects()
+
+
+def _named(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def tune(
     config: str | os.PathLike[str] | Tuning,
     *,
     trials: int | None = None,
-    storage: str | None = None,
+    storage: str | BaseStorage | None = None,
     study: str | None = None,
     jobs: int = 1,
     multi_objective: bool | None = None,
-    sampler: str | None = None,
-    pruner: str | None = None,
+    sampler: str | BaseSampler | None = None,
+    pruner: str | BasePruner | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_trial: OnTrial = lambda trial: None,
 ) -> optuna.Study:
@@ -54,7 +74,8 @@ def tune(
     config
         A configuration file, or the `Tuning` read from one.
     trials, storage, study, multi_objective, sampler, pruner
-        Replace those of the configuration, see `TuningSettings`.
+        Replace those of the configuration, see `TuningSettings`. Storage, sampler and pruner may be
+        objects of Optuna, with one job.
     jobs
         Processes on this machine; each carries out one search at a time; with several a script
         needs ``if __name__ == "__main__":``.
@@ -78,17 +99,24 @@ def tune(
     tuning = config if isinstance(config, Tuning) else Tuning.from_yaml(config)
     tuning = tuning.change(
         trials=trials,
-        storage=storage,
+        storage=_named(storage),
         study=study,
         multi_objective=multi_objective,
-        sampler=sampler,
-        pruner=pruner,
+        sampler=_named(sampler),
+        pruner=_named(pruner),
+    )
+    own = _Objects(
+        storage=storage if isinstance(storage, BaseStorage) else None,
+        sampler=sampler if isinstance(sampler, BaseSampler) else None,
+        pruner=pruner if isinstance(pruner, BasePruner) else None,
     )
     check_number("jobs", jobs, 1, whole=True)
     jobs = min(jobs, tuning.section.trials)
-    opened = open_study(tuning)
+    if jobs > 1 and own != _NO_OBJECTS:
+        raise ConfigError(f"jobs must be 1 with own objects of Optuna but got {jobs}.")
+    opened = open_study(tuning, storage=own.storage)
     if jobs == 1:
-        work(tuning, stop, on_trial)
+        work(tuning, stop, on_trial, own=own)
     else:
         look = _ended(opened, on_trial)
         run_in_processes(work_alone, (tuning,), jobs, lambda: look() or stop(), "the study")
@@ -115,14 +143,15 @@ def work(
     stop: Callable[[], bool],
     on_trial: OnTrial = lambda trial: None,
     jobs: int = 1,
+    own: _Objects = _NO_OBJECTS,
 ) -> None:
     """Carry out trials until none is left, or ``stop`` says so, as one of so many processes."""
     limit = tuning.section.max_multiply_adds
     check_limit(tuning.config(tuning.default()), limit, f"{PLACE}.max_multiply_adds")
     with quiet():
-        study = open_study(tuning)
-        study.pruner = make_pruner(tuning)
-        queue = Queue(study, tuning)
+        study = open_study(tuning, storage=own.storage)
+        study.pruner = own.pruner or make_pruner(tuning)
+        queue = Queue(study, tuning, own.sampler)
         while not stop():
             trial = queue.take()
             if trial is None:
