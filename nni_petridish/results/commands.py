@@ -183,13 +183,16 @@ def _check(options: argparse.Namespace, read_config: ReadConfig) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     from nni_petridish.gallery.select import open_search
+    from nni_petridish.results.model_page import describe_model
     from nni_petridish.results.report import lineage_table, write_report
     from nni_petridish.results.report.tables import model_row, text_table
 
     gallery, search = open_search(options.gallery)
     measure = measure_of(gallery.space)
     if is_selected(options):
-        print(text_table([model_row(search, selected(search, options), measure)]))
+        record = selected(search, options)
+        print(text_table([model_row(search, record, measure)]))
+        print(describe_model(gallery, search, record, measure))
         return 0
     _print_hull(search, measure)
     if not search.models():

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 
 import nni_petridish
 from nni_petridish.cli import main
-from nni_petridish.errors import ConfigError, DataError
+from nni_petridish.errors import ConfigError, DataError, GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import SavedModel, from_gallery, write_model
 from nni_petridish.gallery.select import open_search
@@ -150,10 +150,13 @@ def test_models_of_earlier_versions_take_the_facts_from_their_data(tmp_path: Pat
     gallery = tmp_path / "gallery"
     shutil.copytree(STORED / "vision", gallery)
     (gallery / "config.json").unlink()
+    with pytest.raises(GalleryError, match=r"config\.json cannot be read"):
+        nni_petridish.load_model(gallery)
+    bare = replace(from_gallery(STORED / "vision"), facts={})
     with pytest.raises(DataError, match="normalization of the images is unknown"):
-        nni_petridish.load_model(gallery).predict(DIGITS.images[:9])
+        bare.build().predict(DIGITS.images[:9])
     with pytest.raises(ConfigError, match="normalization of the images is unknown"):
-        export_model(from_gallery(gallery), tmp_path / "x.onnx", "onnx")
+        export_model(bare, tmp_path / "x.onnx", "onnx")
 
 
 def test_language_models_carry_their_words(tmp_path: Path) -> None:
@@ -197,3 +200,17 @@ def test_perplexity_is_not_called_error_on_the_terminal(
     printed = capsys.readouterr().out
     assert printed.count("perplexity") >= 3
     assert "error" not in printed
+
+
+def test_show_tells_all_about_a_model(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(trained), "g00000"]) == 0
+    printed = capsys.readouterr().out
+    for text in ("lineage:    g00000", "seed:       8 epochs", "pixels from 0 to 16", "accuracy"):
+        assert text in printed
+    assert f'load_model("{trained}", "g00000")' in printed
+    assert main(["show", str(STORED / "vision"), "g00002"]) == 0
+    printed = capsys.readouterr().out
+    assert "g00000 > g00001 > g00002" in printed
+    assert "growth 2: " in printed
