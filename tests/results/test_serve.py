@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from nni_petridish.cli import main
+from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.results.server import ReportServer
 from nni_petridish.search.events import ask_event, fail_event
 from nni_petridish.search.records import Growth
@@ -77,8 +78,6 @@ def test_the_page_is_there_and_nothing_else(server: ReportServer) -> None:
 
 
 def test_it_follows_the_search_and_writes_nothing(server: ReportServer) -> None:
-    from nni_petridish.gallery.gallery import Gallery
-
     gallery = Gallery(server.report.folder)
     before = sorted(path for path in gallery.folder.rglob("*"))
     first = json.loads(ask(server, "/state.json")[1])["version"]
@@ -98,8 +97,6 @@ def test_a_browser_refreshes_the_page_and_keeps_the_choice(
 ) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
-    from nni_petridish.gallery.gallery import Gallery
-
     browser.get(f"{server.url}#g00001")
     assert browser.find_element("css selector", ".model.chosen").get_attribute("id") == "g00001"
     gallery = Gallery(server.report.folder)
@@ -111,8 +108,7 @@ def test_a_browser_refreshes_the_page_and_keeps_the_choice(
 
 
 def test_a_search_without_models_has_a_page(tmp_path: Path) -> None:
-    folder = vision_gallery(tmp_path).folder
-    (folder / "journal.jsonl").unlink()
+    folder = Gallery.create(tmp_path / "gallery", {"space": "vision"}, {}).folder
     with ReportServer(folder) as server:
         assert b"No model is finished yet." in server.report.page()[1]
 
