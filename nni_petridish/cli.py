@@ -45,6 +45,7 @@ EXAMPLES = {
     "tune": ["nni-petridish tune configs/tune.yml --trials 20 --jobs 2"],
     "ablate": ["nni-petridish ablate configs/ablations.yml --only i_max,l1"],
     "judge": ["nni-petridish judge --help"],
+    "completion": ['eval "$(nni-petridish completion bash)"'],
     "compare": ["nni-petridish compare configs/compare_digits.yml"],
 }
 """Examples of each command, for its help."""
@@ -115,11 +116,21 @@ def _parser() -> argparse.ArgumentParser:
     add_tune_command(commands)
     add_ablate_command(commands)
     add_judge_command(commands)
+    completion = commands.add_parser("completion", help="print a completion script for a shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(command=_complete)
     for name, command in commands.choices.items():
         command.description = _descriptions(commands)[name]
         command.epilog = "\n  ".join(["examples:", *EXAMPLES.get(name, [])])
         command.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
+
+
+def _complete(options: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(_parser(), shell=options.shell))
+    return 0
 
 
 def _descriptions(commands: Any) -> dict[str, str]:
