@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nni_petridish.core.grow import candidate_parameters
 from nni_petridish.core.modes import evaluation_mode
 from nni_petridish.errors import ConfigError
+from nni_petridish.kernels.switch import plain_ops
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -43,7 +44,11 @@ def _unfit(shape: Sequence[int], error: Exception) -> str:
 
 
 def count_multiply_adds(
-    net: nn.Module, image_shape: Sequence[int], dtype: torch.dtype | None = None
+    net: nn.Module,
+    image_shape: Sequence[int],
+    dtype: torch.dtype | None = None,
+    *,
+    candidates: bool = False,
 ) -> int:
     """Count the multiply-adds of convolutions and linear layers for one image.
 
@@ -58,6 +63,8 @@ def count_multiply_adds(
         The shape of one input without the batch dimension, such as (channels, height, width).
     dtype
         The type of the input. By default, that of the network's parameters.
+    candidates
+        Whether to count attached candidates too: the forward pass of a training step.
 
     Raises
     ------
@@ -66,10 +73,12 @@ def count_multiply_adds(
     """
     parameter = next(net.parameters())
     image = torch.zeros((1, *image_shape), device=parameter.device, dtype=dtype or parameter.dtype)
-    return count_for_inputs(net, [image])
+    return count_for_inputs(net, [image], candidates=candidates)
 
 
-def count_for_inputs(net: nn.Module, inputs: Sequence[Tensor]) -> int:
+def count_for_inputs(
+    net: nn.Module, inputs: Sequence[Tensor], *, candidates: bool = False
+) -> int:
     """Count the multiply-adds of `count_multiply_adds` for given inputs of a network."""
     total = 0
 
@@ -85,7 +94,8 @@ def count_for_inputs(net: nn.Module, inputs: Sequence[Tensor]) -> int:
     counted = [m for m in net.modules() if isinstance(m, (*_CONVS, nn.Linear))]
     handles = [module.register_forward_hook(count) for module in counted]
     try:
-        with evaluation_mode(net), torch.no_grad():
+        # Candidates are skipped where no gradient is needed, and fast kernels call no hooks.
+        with evaluation_mode(net), plain_ops(), torch.set_grad_enabled(candidates):
             net(*inputs)
     except (RuntimeError, ValueError, IndexError) as error:
         raise ConfigError(_unfit(inputs[0].shape[1:], error)) from error

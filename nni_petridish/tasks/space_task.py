@@ -27,6 +27,14 @@ class SpaceTask(ABC):
     ) -> History:
         """Train on the training data and measure on the validation data."""
 
+    @abstractmethod
+    def test(self, net: nn.Module) -> Record:
+        """Measure on the test data, once, for the report on a finished model."""
+
+    @abstractmethod
+    def operations(self, net: nn.Module, epochs: int) -> int:
+        """Return the forward multiply-adds of so many epochs of training, candidates included."""
+
     def seed(self) -> Genotype:
         """Return the space's simplest member."""
         genotype: Genotype = self.space.seed()

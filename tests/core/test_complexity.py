@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nni_petridish import attach_candidates, count_multiply_adds, count_parameters
 from nni_petridish.errors import ConfigError
+from nni_petridish.kernels.switch import plain_ops
 from search_spaces import VisionSpace
 from search_spaces.vision.ops import make_op
 from tests.support.networks import grown_network, small_space
@@ -81,3 +82,16 @@ def test_a_shape_that_does_not_fit_is_refused_in_one_line(shape: tuple[int, ...]
         count_multiply_adds(net, shape)
     assert "\n" not in str(caught.value)
     assert ("leave the batch dimension out" in str(caught.value)) == (len(shape) == 4)
+
+
+def test_candidates_count_in_training() -> None:
+    space = small_space()
+    net, *_ = grown_network(space, 1)
+    plain = count_multiply_adds(net, space.image_shape)
+    assert count_multiply_adds(net, space.image_shape, candidates=True) == plain
+    attach_candidates(net)
+    net.eval()
+    with FlopCounterMode(display=False) as counter, plain_ops():
+        net(torch.zeros(1, *space.image_shape))  # gradients are on, so the candidates run
+    counted = count_multiply_adds(net, space.image_shape, candidates=True)
+    assert counted == counter.get_total_flops() // 2 > 2 * plain

@@ -127,6 +127,17 @@ def test_cifar_pickles_of_unknown_md5_are_read(name: str, tmp_path: Path) -> Non
     assert data.num_classes == int(name.removeprefix("cifar"))
 
 
+def test_a_smaller_image_size_averages_squares_of_pixels(tmp_path: Path) -> None:
+    write_cifar(tmp_path, "cifar10")
+    full, half = (load_data("cifar10", tmp_path, validation=2, image_size=s) for s in (None, 16))
+    assert half.image_shape == describe("cifar10", image_size=16).image_shape == (3, 16, 16)
+    wanted = torch.nn.functional.avg_pool2d(images_of(full.test).double(), 2).round()
+    assert torch.equal(images_of(half.test).double(), wanted)
+    assert torch.equal(half.train.labels, full.train.labels)
+    with pytest.raises(DataError, match="image_size must divide 32, the images' own, but got 12"):
+        load_data("cifar10", tmp_path, image_size=12)
+
+
 def test_an_original_python_2_pickle_can_be_read(tmp_path: Path) -> None:
     # As Python 2 wrote it: text protocol 2 with byte strings and numpy.core.
     write_cifar(tmp_path, "cifar100")

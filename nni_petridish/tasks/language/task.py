@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from torch import Tensor, nn
 
+from nni_petridish.core.grow import candidate_parameters
 from nni_petridish.registry import PERPLEXITY, Measure
 from nni_petridish.tasks.language.inference import text_facts
 from nni_petridish.tasks.language.recipe import LanguageRecipe
@@ -67,6 +68,12 @@ class RecurrentTask(SpaceTask):
     def test(self, net: nn.Module) -> Record:
         """Measure on the test text, for the report on a finished model."""
         return self._metrics(net, self.corpus.test)
+
+    def operations(self, net: nn.Module, epochs: int) -> int:
+        """Return the forward multiply-adds of so many epochs, candidates included."""
+        # Every matrix of a candidate is applied once to each word.
+        candidates = sum(p.numel() for p in candidate_parameters(net) if p.ndim == 2)
+        return epochs * len(self.corpus.train) * (self.size(net)[0] + candidates)
 
     def _metrics(self, net: nn.Module, text: Tensor) -> Record:
         metrics = evaluate_language(net, text, self.recipe)

@@ -60,9 +60,11 @@ class DataOptions:
         Train on so many of the remaining images only.
     seed
         Orders the images before they are set aside.
-    image_size, workers
-        For image_folder: side of the square crops (default: that of the images, at most 224), and
-        number of reading processes.
+    image_size
+        The side of the images: of the square crops of image_folder (default: that of the images,
+        at most 224), or a divisor of the set's own, to which they are reduced by averaging.
+    workers
+        For image_folder: number of reading processes.
     """
 
     name: Annotated[str, OneOf(DATA_NAMES)] = "digits"
@@ -171,10 +173,7 @@ def full_space(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str,
     """Return all options of the space; the number of classes is not looked for."""
     known = {key: value for key, value in options.items() if key != "space"}
     if "image_shape" not in known:
-        size = data.get("image_size") or LARGEST_DEFAULT
-        folder = data["name"] == "image_folder"  # may be gone: it is not looked at
-        shape = (3, size, size) if folder else describe(data["name"], data.get("root")).image_shape
-        known |= {"image_shape": shape, "num_classes": 1}
+        known |= {"image_shape": _image_shape(data), "num_classes": 1}
     return {"space": "vision", **VisionSpace(**known).describe()}
 
 
@@ -199,10 +198,7 @@ def space_of_weights(
         return dict(space)
     channels = weights["stem.0.weight"].shape[1]
     classes = weights["classifier.weight"].shape[0]
-    if data.get("name") == "image_folder":  # may be gone: it is not looked at
-        height = width = int(data.get("image_size") or LARGEST_DEFAULT)
-    else:
-        _, height, width = describe(str(data.get("name")), data.get("root")).image_shape
+    _, height, width = _image_shape(data)
     return {**space, "image_shape": [channels, height, width], "num_classes": classes}
 
 
@@ -294,6 +290,14 @@ def make_retraining(
     from nni_petridish.tasks.vision.retraining import make_retraining
 
     return make_retraining(model, searched, ImageRetrainingOptions(**options), changes)
+
+
+def _image_shape(data: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the shape of the images; an image folder may be gone and is not looked at."""
+    size = data.get("image_size")
+    if data.get("name") == "image_folder":
+        return 3, size or LARGEST_DEFAULT, size or LARGEST_DEFAULT
+    return describe(str(data.get("name")), data.get("root"), size).image_shape
 
 
 def _describe(data: Mapping[str, Any]) -> Description:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nni_petridish.core.complexity import count_multiply_adds
 from nni_petridish.registry import ERROR, Measure
 from nni_petridish.tasks.loop import History, LoopOptions
 from nni_petridish.tasks.space_task import SpaceTask
@@ -16,7 +17,7 @@ from nni_petridish.tasks.task import Record
 from nni_petridish.tasks.vision.data import DataSet
 from nni_petridish.tasks.vision.inference import image_facts
 from nni_petridish.tasks.vision.recipe import Recipe
-from nni_petridish.tasks.vision.splits import steps_per_epoch
+from nni_petridish.tasks.vision.splits import Split, steps_per_epoch
 from nni_petridish.tasks.vision.training import evaluate, fit
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class VisionTask(SpaceTask):
     space
         The space of networks.
     data
-        Training, validation and test images; a task never looks at the test images.
+        Training, validation and test images; only `test` looks at the test images.
     recipe
         The recipe of training; its number of epochs is replaced by that of each phase.
     """
@@ -55,8 +56,16 @@ class VisionTask(SpaceTask):
 
     def evaluate(self, net: nn.Module) -> Record:
         """Return error, accuracy and loss on the validation images."""
-        metrics = evaluate(net, self.data.validation, self.recipe)
-        return {"error": metrics.error, "accuracy": metrics.accuracy, "loss": metrics.loss}
+        return self._metrics(net, self.data.validation)
+
+    def test(self, net: nn.Module) -> Record:
+        """Return the same on the test images, for the report on a finished model."""
+        return self._metrics(net, self.data.test)
+
+    def operations(self, net: nn.Module, epochs: int) -> int:
+        """Return the forward multiply-adds of so many epochs, candidates included."""
+        images = self.steps(epochs) * self.recipe.batch_size
+        return images * count_multiply_adds(net, self.space.image_shape, candidates=True)
 
     def data_facts(self) -> dict[str, Any]:
         """Return normalization, range of pixels and class names."""
@@ -68,3 +77,7 @@ class VisionTask(SpaceTask):
         split = self.data.validation.to(device)
         for raw, labels in split.batches(self.recipe.batch_size):
             yield F.cross_entropy(net(split.normalize(raw)), labels, reduction="sum") / n
+
+    def _metrics(self, net: nn.Module, split: Split) -> Record:
+        metrics = evaluate(net, split, self.recipe)
+        return {"error": metrics.error, "accuracy": metrics.accuracy, "loss": metrics.loss}
