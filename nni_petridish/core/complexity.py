@@ -76,9 +76,7 @@ def count_multiply_adds(
     return count_for_inputs(net, [image], candidates=candidates)
 
 
-def count_for_inputs(
-    net: nn.Module, inputs: Sequence[Tensor], *, candidates: bool = False
-) -> int:
+def count_for_inputs(net: nn.Module, inputs: Sequence[Tensor], *, candidates: bool = False) -> int:
     """Count the multiply-adds of `count_multiply_adds` for given inputs of a network."""
     total = 0
 

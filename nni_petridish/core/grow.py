@@ -205,8 +205,20 @@ def candidate_parameters(net: nn.Module) -> list[nn.Parameter]:
     return list(unique.values())
 
 
-def alpha_tables(net: nn.Module) -> dict[str, list[AlphaRow]]:
-    """Return every α table as plain data, with its candidates in order of |α|."""
+def alpha_tables(
+    net: nn.Module, scores: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, list[AlphaRow]]:
+    """Return every α table as plain data, with its candidates in the order of selection.
+
+    Parameters
+    ----------
+    net
+        A network with candidates attached.
+    scores
+        The numbers to select by, see `finalize_candidates`; |α| by default.
+    """
+    tables = _tables(net)
+    order = {key: largest_first(score) for key, score in _scores(tables, scores).items()}
     return {
         key: [
             AlphaRow(
@@ -214,9 +226,9 @@ def alpha_tables(net: nn.Module) -> dict[str, list[AlphaRow]]:
                 op=table.shortcuts[i][1],
                 alpha=float(table.alpha.detach()[i]),
             )
-            for i in table.top(len(table.shortcuts))
+            for i in order[key]
         ]
-        for key, table in _tables(net).items()
+        for key, table in tables.items()
     }
 
 

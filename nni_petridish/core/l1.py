@@ -9,6 +9,8 @@ from nni_petridish.errors import ConfigError
 
 WEAK_LEARNING = ("isolated", "joint")
 """The paper's weak learning, and its ablation without sg and sf (appendix B.4)."""
+SCORES = ("alpha", "gain", "random", "forward", "omp", "lars", "lasso")
+"""Names of the scores in `nni_petridish.core.select`, for modules that do not import torch."""
 L1_SCHEDULES = ("constant", "linear", "cosine")
 """Schedules of λ over weak learning: the paper's, and two ramps (its future work, B.6)."""
 

@@ -39,7 +39,7 @@ class StrategySettings:
     limits
         Limits of the search.
     variants
-        ``l1_schedule`` and ``weak_learning``.
+        ``l1_schedule``, ``weak_learning`` and ``score``.
     epochs, evaluators
         Epochs and evaluator of each phase; None for those of the experiment.
     metric
@@ -135,7 +135,7 @@ class PreparedSearch:
             described,
             {
                 **self.settings.identity(),
-                **strategy.variants,
+                **{k: v for k, v in self.plan.to_dict().items() if k in strategy.variants},
                 **ranged,
                 **identity_of(self.start),
                 **_evaluator_identity(strategy, self.evaluators),

@@ -84,8 +84,8 @@ class Petridish(Strategy):
         epochs of the evaluator.
     seed_evaluator, weak_evaluator, final_evaluator
         An evaluator for one phase, in place of the experiment's.
-    l1_schedule, weak_learning
-        Variants of weak learning, see `GrowthSettings`.
+    l1_schedule, weak_learning, score
+        Variants of weak learning and of the selection, see `GrowthSettings`.
     metric, optimize, error
         The reported number that the search uses and its conversion to an error, see `Metric`. By
         default, error = 1 − the reported accuracy, also if that is in percent; reports of NNI's
@@ -142,6 +142,7 @@ class Petridish(Strategy):
         final_evaluator: Any = None,
         l1_schedule: str = "constant",
         weak_learning: str = "isolated",
+        score: str = "alpha",
         metric: str = "default",
         optimize: str = "auto",
         error: Callable[[float], float] | None = None,
@@ -177,7 +178,7 @@ class Petridish(Strategy):
                 max_failures=max_failures,
                 max_pause=max_pause,
             ),
-            variants={"l1_schedule": l1_schedule, "weak_learning": weak_learning},
+            variants={"l1_schedule": l1_schedule, "weak_learning": weak_learning, "score": score},
             epochs={"seed": seed_epochs, "weak": weak_epochs, "final": final_epochs},
             evaluators={"seed": seed_evaluator, "weak": weak_evaluator, "final": final_evaluator},
             metric=Metric(metric, optimize, error),

@@ -147,7 +147,7 @@ class SearchConfig:
         data = {k: v for k, v in self.data.items() if k not in ("root", "workers")}
         # A range takes the place of its number; without one nothing is said of ranges.
         ranges = {name: asdict(range) for name, range in self.ranges.items()}
-        chosen = {**self.settings.identity(), **asdict(self.plan), **ranges}
+        chosen = {**self.settings.identity(), **self.plan.to_dict(), **ranges}
         from nni_petridish.running.warm_start import identity_of
 
         return {**chosen, "data": data, "recipe": recipe, **identity_of(self.start)}

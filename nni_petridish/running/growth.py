@@ -6,7 +6,6 @@ from its checkpoints, and its random numbers depend on the growth's seed alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from nni_petridish.core.forecast import add_predictions
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.grow import alpha_tables, attach_candidates, finalize_candidates
 from nni_petridish.core.l1 import L1Schedule
+from nni_petridish.core.select import Scores, score_named
 from nni_petridish.core.selection import count_selections
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.gallery import Gallery
@@ -59,7 +59,7 @@ def run_growth(
         "lineage": growth.to_dict(),
         "alphas": diary,
         "history": work.history,
-        "settings": asdict(plan),
+        "settings": plan.to_dict(),
     }
     if facts := task.data_facts():
         documents[FACTS] = facts
@@ -104,23 +104,35 @@ class _Work:
         net = load_network(self.task, gallery, parent)
         self._randomize("weak")
         attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
-        self._train(net, "weak", self.plan.weak_epochs)
-        diary = self._predict(net, {"i_max": self.growth.i_max, "tables": alpha_tables(net)})
+        if self.plan.weak_epochs:
+            self._train(net, "weak", self.plan.weak_epochs)
+        scores = self._scores(net)
+        diary = self._predict(
+            net, {"i_max": self.growth.i_max, "tables": alpha_tables(net, scores)}
+        )
         select_new(
             gallery,
             self.growth,
             self.folder,
-            lambda taken: finalize_candidates(net, self.growth.i_max, taken=taken),
+            lambda taken: finalize_candidates(net, self.growth.i_max, scores=scores, taken=taken),
         )
         _list_selected_first(diary["tables"], _genotype(net))
         self._randomize("final")
         self._train(net, "final", self.plan.final_epochs)
         return net, diary
 
+    def _scores(self, net: nn.Module) -> Scores | None:
+        """Return the scores of the candidates; None for |α|, which needs no computation."""
+        if self.plan.score == "alpha":
+            return None
+        return score_named(self.plan.score)(net, self.task.validation_losses)
+
     def _predict(self, net: nn.Module, diary: dict[str, Any]) -> dict[str, Any]:
         """Add the predicted changes of the loss to the diary, if the task can tell them."""
         if self.plan.weak_learning != "isolated":
             return diary  # joint weak learning has taken its step already
+        if self.plan.score != "alpha":
+            return {**diary, "score": self.plan.score}  # the predictions are for the largest |α|
         return add_predictions(diary, net, self.task.validation_losses)
 
     def outcome(self, net: nn.Module) -> Outcome:
@@ -148,7 +160,7 @@ class _Work:
         )
 
     def _l1(self) -> float | L1Schedule:
-        if self.plan.l1_schedule == "constant":
+        if self.plan.l1_schedule == "constant" or not self.plan.weak_epochs:
             return self.growth.l1
         steps = self.task.steps(self.plan.weak_epochs)
         return L1Schedule(self.plan.l1_schedule, self.growth.l1, steps)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from nni_petridish.core.l1 import L1_SCHEDULES, WEAK_LEARNING
+from nni_petridish.core.l1 import L1_SCHEDULES, SCORES, WEAK_LEARNING
 from nni_petridish.errors import ConfigError
 from nni_petridish.search.constraints import Count, OneOf, Share, allows, check_fields
 from nni_petridish.search.records import Growth
@@ -120,17 +120,32 @@ class GrowthSettings:
         Schedule of λ: ``"constant"``, or a ramp up to λ, ``"linear"`` or ``"cosine"``.
     weak_learning
         ``"isolated"`` or ``"joint"``.
+    score
+        The number by which candidates are selected: ``"alpha"`` (|α|, the paper's), ``"random"``,
+        which needs no weak learning, or another of `nni_petridish.core.select`.
     """
 
     # 0 uses a given start model without training it.
     seed_epochs: Annotated[int, Ge(0)] = 200
-    weak_epochs: Count = 80
+    weak_epochs: Annotated[int, Ge(0)] = 80
     final_epochs: Count = 80
     l1_schedule: Annotated[str, OneOf(L1_SCHEDULES)] = "constant"
     weak_learning: Annotated[str, OneOf(WEAK_LEARNING)] = "isolated"
+    score: Annotated[str, OneOf(SCORES)] = "alpha"
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.weak_epochs == 0 and self.score != "random":
+            raise ConfigError("weak_epochs must be at least 1 unless score is random but got 0.")
+        if self.score not in ("alpha", "random") and self.weak_learning != "isolated":
+            raise ConfigError(
+                f"weak_learning must be isolated for score {self.score} but got"
+                f" {self.weak_learning!r}."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; the default score is left out, as in galleries of earlier versions."""
+        return {k: v for k, v in asdict(self).items() if (k, v) != ("score", "alpha")}
 
 
 def check_number(name: str, value: Any, minimum: float, whole: bool = False) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from nni_petridish import Genotype
-from nni_petridish.errors import DamagedModelError, Interrupted, TrainingError
+from nni_petridish.core import l1, select
+from nni_petridish.errors import ConfigError, DamagedModelError, Interrupted, TrainingError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.running.growth import load_network, run_growth
@@ -174,3 +176,34 @@ def test_candidates_promise_nothing_where_the_task_cannot_tell(tmp_path: Path) -
     assert [row.keys() - {"slope"} for row in told["tables"]["normal"]] == [
         row.keys() for row in silent["tables"]["normal"]
     ]
+
+
+def test_random_growth_needs_no_weak_learning_and_repeats_itself(tmp_path: Path) -> None:
+    task = digits_task()
+    plan = GrowthSettings(seed_epochs=1, weak_epochs=0, final_epochs=1, score="random")
+    galleries = [new_gallery(tmp_path / name) for name in "ab"]
+    for gallery in galleries:
+        for growth in (SEED, CHILD):
+            run_growth(growth, task, plan, gallery)
+    assert same_models(*galleries, CHILD.id)
+    documents = galleries[0].load_documents(CHILD.id)
+    assert list(documents["history"]) == ["final"]
+    tables = documents["alphas"]["tables"]
+    drawn = [[(row["source"], row["op"]) for row in tables[key][:3]] for key in tables]
+    cells = Genotype.from_dict(documents["genotype"]).cells
+    assert [list(learners[0]) for learners in cells.values()] == drawn
+    assert documents["alphas"]["score"] == documents["settings"]["score"] == "random"
+    first = run_growth(replace(CHILD, id="g00002", seed=99), task, plan, galleries[0])
+    other = galleries[0].load_documents(first.id)["genotype"]
+    assert other != documents["genotype"]
+
+
+def test_the_score_alpha_is_the_default_and_changes_nothing_on_disk() -> None:
+    assert GrowthSettings().score == "alpha" == GrowthSettings(score="alpha").score
+    assert "score" not in GrowthSettings().to_dict()
+    assert GrowthSettings(score="gain").to_dict()["score"] == "gain"
+    assert tuple(select.SCORES) == l1.SCORES
+    with pytest.raises(ConfigError, match="weak_epochs must be at least 1 unless score is random"):
+        GrowthSettings(weak_epochs=0)
+    with pytest.raises(ConfigError, match="weak_learning must be isolated for score gain"):
+        GrowthSettings(score="gain", weak_learning="joint")

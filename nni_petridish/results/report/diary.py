@@ -17,7 +17,7 @@ _LETTER, _BOLD = 6.4, 7.4
 
 
 def alpha_chart(key: str, rows: Sequence[Mapping[str, Any]], i_max: int) -> Markup:
-    """Draw the |α| of one table as bars, in their order; the first ``i_max`` were selected."""
+    """Draw the |α| of one table as bars, the ``i_max`` selected candidates first."""
     largest = max((abs(_number(row.get("alpha")) or 0.0) for row in rows), default=0.0) or 1.0
     with_slopes = any(_number(row.get("slope")) is not None for row in rows)
     left = 24 + max((_width(row, i < i_max) for i, row in enumerate(rows)), default=0.0)
