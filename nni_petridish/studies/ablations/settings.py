@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nni_petridish.errors import ConfigError, GalleryError
-from nni_petridish.reading import as_mapping, read_json
+from nni_petridish.errors import ConfigError
 from nni_petridish.registry import DEFAULT_KIND, Measure, kind_of
 from nni_petridish.running.config import DEFAULT_GALLERY, SearchConfig, read_experiment
 from nni_petridish.search.constraints import Folder, check_value, prefix, read_mapping, resolve
@@ -27,6 +26,7 @@ from nni_petridish.studies.ablations.section import (
     Table,
 )
 from nni_petridish.studies.dotted import set_dotted
+from nni_petridish.studies.runs import read_result
 
 SEARCHES, RESULTS = "searches", "results"
 _FIXED = ("seed", "gallery", "tuning", "ablations")
@@ -76,14 +76,18 @@ class AblationRun:
         depends = {**_describe(self.config), "limit": self.limit, "final": retraining}
         return self.results / f"{self.name}-seed-{self.seed}-{_digest(depends)}.json"
 
+    @property
+    def folder(self) -> Path:
+        """The gallery, the folder it works in."""
+        return self.config.gallery
+
+    def is_ready(self) -> bool:
+        """Return True: it depends on no other run."""
+        return True
+
     def result(self) -> dict[str, Any] | None:
         """Return its result if it is finished."""
-        try:
-            return as_mapping(read_json(self.file))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise GalleryError(f"{self.file} cannot be read: {error}.") from None
+        return read_result(self.file)
 
 
 @dataclass(frozen=True)

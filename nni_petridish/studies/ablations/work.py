@@ -1,8 +1,6 @@
 """Carry out the runs of ablations: `ablate`, in this process or in several.
 
-A run is finished when its result is on the disk. An idle process takes the first run that is
-neither finished nor locked by another process. A lock ends with its process, and an interrupted run
-goes on from its last epoch.
+An interrupted run goes on from its last epoch.
 """
 
 from __future__ import annotations
@@ -10,26 +8,17 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nni_petridish.errors import (
-    GalleryError,
-    Interrupted,
-    SearchError,
-    StorageError,
-    TrainingError,
-)
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.gallery import Gallery
-from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.select import require_most_accurate
 from nni_petridish.running.cost import check_limit
 from nni_petridish.running.process import StopOnInterrupt, set_threads
 from nni_petridish.search.settings import check_number
+from nni_petridish.studies import runs
 from nni_petridish.studies.ablations.section import PLACE
 from nni_petridish.studies.ablations.settings import RESULTS, SEARCHES, AblationRun, Ablations
 from nni_petridish.studies.pool import run_in_processes
@@ -37,7 +26,6 @@ from nni_petridish.studies.pool import run_in_processes
 if TYPE_CHECKING:
     from nni_petridish.studies.ablations.section import RetrainingSettings
 
-_POLL_SECONDS = 0.5
 WORK_FOLDERS = (f"{SEARCHES}/*/*/work/*", f"{SEARCHES}/*/*/final/*/*")
 """Patterns of the folders with the reports of workers."""
 
@@ -88,35 +76,15 @@ def ablate(
     if jobs == 1:
         work(ablations, stop, on_run)
     else:
-        look = _ended(ablations, on_run)
+        look = runs.ended(ablations.runs, on_run)
         run_in_processes(work_alone, (ablations,), jobs, lambda: look() or stop(), "the ablations")
         look()
     return ablations
 
 
-def _ended(ablations: Ablations, on_run: OnRun) -> Callable[[], None]:
-    """Return a function that calls ``on_run`` with the runs that ended since its last call."""
-    left = {run.file: run for run in ablations.runs if not run.file.exists()}
-
-    def look() -> None:
-        for file, run in list(left.items()):
-            result = run.result()
-            if result is not None:
-                del left[file]
-                on_run(run, result)
-
-    return look
-
-
 def work(ablations: Ablations, stop: Callable[[], bool], on_run: OnRun) -> None:
     """Carry out runs until none is left, or ``stop`` says so."""
-    failed: set[Path] = set()
-    while not stop():
-        left = [r for r in ablations.runs if not r.file.exists() and r.file not in failed]
-        if not left:
-            return
-        if not any(_take(run, stop, failed, on_run) for run in left):
-            time.sleep(_POLL_SECONDS)  # others are at work: should one of them die, it is for us
+    runs.work(ablations.runs, carry_out, stop, on_run)
 
 
 def work_alone(ablations: Ablations, jobs: int) -> None:
@@ -143,32 +111,6 @@ def _prepare(ablations: Ablations) -> None:
         checked.add((run.name, run.limit))
         check_limit(run.config, run.limit, f"{PLACE}.max_multiply_adds")
     (ablations.folder / RESULTS).mkdir(parents=True, exist_ok=True)
-
-
-def _take(run: AblationRun, stop: Callable[[], bool], failed: set[Path], on_run: OnRun) -> bool:
-    """Carry out a run unless another process has its lock; return whether it was free."""
-    gallery = run.config.gallery
-    lock = ExclusiveLock(gallery.with_name(f"{gallery.name}.lock"), f"In {gallery}")
-    try:
-        lock.acquire()
-    except StorageError:
-        raise
-    except GalleryError:
-        return False
-    with lock:
-        if run.file.exists():
-            return True
-        try:
-            result = carry_out(run, stop)
-        except (SearchError, TrainingError) as error:
-            failed.add(run.file)
-            on_run(run, str(error))
-            return True
-        except Interrupted:
-            return True
-        if result is not None:
-            on_run(run, result)
-    return True
 
 
 def carry_out(run: AblationRun, stop: Callable[[], bool]) -> dict[str, Any] | None:
