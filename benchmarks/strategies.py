@@ -108,7 +108,10 @@ def search(name: str, options: argparse.Namespace, data: Data, seed: int) -> tup
             evaluator, strategy = make_evaluator(data, budget), theirs.DARTS()
             model_space = SwitchSpace(space)
         else:
-            kinds = {"RegularizedEvolution": {"population_size": 4, "sample_size": 2}}
+            kinds: dict[str, dict[str, Any]] = {
+                "RegularizedEvolution": {"population_size": 4, "sample_size": 2},
+                "TPE": {"optimize_mode": "maximize"},  # it minimizes by default
+            }
             strategy = getattr(theirs, name)(seed=seed, **kinds.get(name, {}))
             config.max_trial_number = budget // epochs
         experiment = NasExperiment(model_space, evaluator, strategy, config)

@@ -21,6 +21,7 @@ from nni_petridish.running.process import INTERRUPTED, keep_freed_memory, set_th
 from nni_petridish.running.schema_command import add_schema_command
 from nni_petridish.studies.ablations.cli import add_ablate_command
 from nni_petridish.studies.commands import read_config
+from nni_petridish.studies.comparison.cli import add_compare_command
 from nni_petridish.studies.judge.cli import add_judge_command
 from nni_petridish.studies.tuning.cli import add_tune_command
 
@@ -115,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     add_analogy_command(commands)
     add_tune_command(commands)
     add_ablate_command(commands)
+    add_compare_command(commands)
     add_judge_command(commands)
     completion = commands.add_parser("completion", help="print a completion script for a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))

@@ -16,6 +16,7 @@ IMPLEMENT = ("tasks", "registry.py")
 KNOW_IMAGES = {
     "__init__.py",  # public names
     "nni_adapter/evaluators/recipe.py",  # the paper's recipe for images as an evaluator
+    "nni_adapter/darts.py",  # the vision space and its images for NNI's DARTS
     "nni_adapter/switches.py",  # the vision space for NNI's one-shot strategies
     "studies/judge/training.py",  # the tables of trained architectures are about CIFAR-10
 }

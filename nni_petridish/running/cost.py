@@ -17,6 +17,7 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -96,8 +97,8 @@ def describe_cost(config: SearchConfig, anew: bool = False) -> str:
         _remember(config, cost)
     seed, growth = growth_seconds(config.plan, cost)
     return (
-        f"On this machine, one worker alone: the seed takes about {_duration(seed)}, its first"
-        f" growth {_duration(growth)} (larger models longer), {cost.bytes / 2**30:.1f} GiB."
+        f"On this machine, one worker alone: the seed takes about {duration(seed)}, its first"
+        f" growth {duration(growth)} (larger models longer), {cost.bytes / 2**30:.1f} GiB."
     )
 
 
@@ -118,10 +119,27 @@ def measure_cost(config: SearchConfig) -> Cost:
     return Cost(plain, weak, task.steps(1), _peak_memory(net))
 
 
-def step_seconds(task: Task, net: nn.Module, phase: str) -> float:
+def step_seconds(
+    task: Task,
+    net: nn.Module,
+    phase: str,
+    steps: int = _STEPS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Return the median time of a few training steps.
 
     The task trains as in a growth and is stopped soon: it asks before every step whether to stop.
+
+    Parameters
+    ----------
+    task, net
+        The task, and a network that it trains for a few steps.
+    phase
+        The phase that it trains in.
+    steps
+        The number of steps that are timed, after one that warms up.
+    clock
+        Returns seconds.
     """
     from nni_petridish.tasks.task import Callbacks, Phase
 
@@ -129,12 +147,12 @@ def step_seconds(task: Task, net: nn.Module, phase: str) -> float:
 
     def has_enough() -> bool:
         _wait_for_gpu(net)
-        times.append(time.perf_counter())
-        return len(times) > 1 + _STEPS
+        times.append(clock())
+        return len(times) > 1 + steps
 
     with contextlib.suppress(Interrupted):
         # An epoch has one step at least.
-        task.train(net, Phase(phase, 2 + _STEPS), Callbacks(should_stop=has_enough))
+        task.train(net, Phase(phase, 2 + steps), Callbacks(should_stop=has_enough))
     seconds = [end - start for start, end in itertools.pairwise(times)]
     if len(seconds) < 2:
         raise TrainingError("a task must ask callbacks.should_stop before every step.")
@@ -202,10 +220,10 @@ def _read_store() -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a duration in the unit that fits.
 
-    >>> _duration(42), _duration(5000), _duration(200_000)
+    >>> duration(42), duration(5000), duration(200_000)
     ('42 s', '83 min', '55.6 h')
     """
     if seconds < 120:

@@ -31,6 +31,8 @@ def run_search(
     resume: bool = False,
     callbacks: Callbacks = NO_CALLBACKS,
     on_change: OnChange = lambda search: None,
+    make_task: Callable[[], Task] | None = None,
+    proceed: Callable[[], bool] = lambda: True,
 ) -> Search:
     """Run a search to its end, one growth after the other, and return its state.
 
@@ -46,6 +48,10 @@ def run_search(
         be resumed. KeyboardInterrupt is passed on, and loses nothing either.
     on_change
         Called with the search after every growth, and at the start.
+    make_task
+        Makes the task in place of the configuration, for instance one that measures.
+    proceed
+        Asked before every growth; false ends the search, which can be resumed.
 
     Raises
     ------
@@ -53,7 +59,7 @@ def run_search(
         If the disk was full or gone for longer than the limit ``max_pause``. What was found is in
         the gallery, and the search can be resumed.
     """
-    make_task = functools.cache(config.load_task)
+    make_task = functools.cache(make_task or config.load_task)
     if not (config.gallery / DESCRIPTION).exists():
         config.check_task(make_task)  # a setting that cannot work leaves no gallery behind
     retries = config.has_new_device()
@@ -65,7 +71,7 @@ def run_search(
         if retries:
             coordinator.retry_failed()
         on_change(coordinator.search)
-        _grow_on(coordinator, config, make_task, callbacks, on_change)
+        _grow_on(coordinator, config, make_task, callbacks, on_change, proceed)
         return coordinator.search
 
 
@@ -75,11 +81,14 @@ def _grow_on(
     make_task: Callable[[], Task],
     callbacks: Callbacks,
     on_change: OnChange,
+    proceed: Callable[[], bool],
 ) -> None:
     """Carry out growths until the search is done or asked to stop."""
     stop, max_pause = callbacks.should_stop, config.settings.limits.max_pause
     try:
-        while not isinstance(answer := outlast(coordinator.ask, stop, max_pause), Done):
+        while proceed() and not isinstance(
+            answer := outlast(coordinator.ask, stop, max_pause), Done
+        ):
             if isinstance(answer, Wait):
                 if coordinator.search.running():
                     raise SearchError(f"the search cannot go on: {answer.reason}.")

@@ -210,6 +210,10 @@ def _arguments(kind: Kind, sections: Mapping[str, type[Part]]) -> dict[str, Defi
             sections.get("ablations", Any),
             left_out("Comparisons, for nni-petridish ablate."),
         ),
+        "compare": (
+            sections.get("compare", Any),
+            left_out("Methods to compare, for nni-petridish compare."),
+        ),
     }
 
 

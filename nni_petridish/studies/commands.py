@@ -13,6 +13,7 @@ def read_config(path: Path) -> SearchConfig:
     """Read and check a configuration, the sections that a search passes over included."""
     from nni_petridish.running.config import SearchConfig, read_experiment
     from nni_petridish.studies.ablations.section import check_ablations
+    from nni_petridish.studies.comparison.section import check_comparison
     from nni_petridish.studies.tuning.section import check_tuning
 
     search_space, arguments, base, experiment = read_experiment(path)
@@ -20,4 +21,6 @@ def read_config(path: Path) -> SearchConfig:
     check_tuning(arguments.get("tuning", {}))
     if "ablations" in arguments:
         check_ablations(arguments["ablations"])
+    if "compare" in arguments:
+        check_comparison(arguments["compare"])
     return config

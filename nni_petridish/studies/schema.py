@@ -12,8 +12,9 @@ from typing import Any
 from nni_petridish import running
 from nni_petridish.registry import DEFAULT_KIND, kind_names
 from nni_petridish.results.retrain.file import file_part
-from nni_petridish.running.schema import Part, keys_of, make_search_part, part
+from nni_petridish.running.schema import Part, keys_of, make_search_part, part, part_of
 from nni_petridish.studies.ablations import section as ablations
+from nni_petridish.studies.comparison import section as compare
 from nni_petridish.studies.tuning import section as tuning
 
 FILE = Path(running.__file__).with_name("petridish.schema.json")
@@ -49,10 +50,13 @@ def to_text() -> str:
 
 
 def _sections() -> dict[str, type[Part]]:
+    method = part_of(compare.MethodSettings) | None
+    methods = {"methods": (dict[str, method], ...)}  # type: ignore[valid-type]
     tables = {"tables": (dict[str, dict[str, Any]], ...)}  # in a file, not yet `Table`
     return {
         "tuning": part("Tuning", keys_of(tuning.TuningSettings)),
         "ablations": part("Ablations", {**keys_of(ablations.AblationSettings), **tables}),
+        "compare": part("Comparison", {**keys_of(compare.CompareSettings), **methods}),
     }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
-from torch import nn
+from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Genotype
+from nni_petridish.registry import Measure
 from nni_petridish.tasks.loop import History, LoopOptions, loop_options
 from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record
 
@@ -20,12 +22,26 @@ class SpaceTask(ABC):
     """The space of networks."""
     recipe: Any
     """The recipe of training; its number of epochs is replaced by that of each phase."""
+    measure: ClassVar[Measure]
+    """Name and form of the ``error`` that `evaluate` returns."""
 
     @abstractmethod
     def _fit(
         self, net: nn.Module, recipe: Any, seed: int, **options: Unpack[LoopOptions]
     ) -> History:
         """Train on the training data and measure on the validation data."""
+
+    @abstractmethod
+    def steps(self, epochs: int) -> int:
+        """Return the number of steps in so many epochs."""
+
+    @abstractmethod
+    def evaluate(self, net: nn.Module) -> Record:
+        """Return the metrics on the validation data; the search minimizes ``error``."""
+
+    @abstractmethod
+    def validation_losses(self, net: nn.Module) -> Iterable[Tensor]:
+        """Yield differentiable parts of the validation loss, which is their sum."""
 
     @abstractmethod
     def test(self, net: nn.Module) -> Record:

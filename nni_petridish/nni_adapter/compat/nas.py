@@ -10,9 +10,10 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch")
+    import nni.nas.strategy as strategies
     from nni.nas.evaluator import Evaluator, FunctionalEvaluator, MutableEvaluator
     from nni.nas.evaluator.pytorch import Lightning, Trainer
-    from nni.nas.evaluator.pytorch.lightning import RegressionModule
+    from nni.nas.evaluator.pytorch.lightning import RegressionModule, SupervisedLearningModule
     from nni.nas.execution import SequentialExecutionEngine
     from nni.nas.execution.event import (
         FinalMetricEvent,
@@ -25,8 +26,14 @@ with warnings.catch_warnings():
     from nni.nas.nn.pytorch.base import MutableModule
     from nni.nas.nn.pytorch.cell import create_cell_op_candidates
     from nni.nas.nn.pytorch.choice import ChosenInputs
-    from nni.nas.space import ModelStatus, SimplifiedModelSpace, model_context
+    from nni.nas.space import (
+        ModelStatus,
+        RawFormatModelSpace,
+        SimplifiedModelSpace,
+        model_context,
+    )
     from nni.nas.strategy import Strategy
+    from pytorch_lightning import Callback as TrainerCallback
 
 __all__ = [
     "Cell",
@@ -44,13 +51,17 @@ __all__ = [
     "MutableEvaluator",
     "MutableModule",
     "NasExperimentConfig",
+    "RawFormatModelSpace",
     "RegressionModule",
     "Repeat",
     "SequentialExecutionEngine",
     "SimplifiedModelSpace",
     "Strategy",
+    "SupervisedLearningModule",
     "Trainer",
+    "TrainerCallback",
     "TrainingEndEvent",
     "create_cell_op_candidates",
     "model_context",
+    "strategies",
 ]

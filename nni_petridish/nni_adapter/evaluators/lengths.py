@@ -41,6 +41,7 @@ __all__ = [
     "run_evaluator",
     "seeded",
     "steps_per_epoch",
+    "without_chatter",
 ]
 
 _LIGHTNING_DEFAULT = 1000
@@ -130,7 +131,7 @@ def run_evaluator(evaluator: Any, net: nn.Module, epochs: int) -> int:
 
 def _run_lightning(evaluator: Any, net: nn.Module, epochs: int) -> int:
     users = evaluator.trainer
-    with _without_chatter():
+    with without_chatter():
         evaluator.trainer = trainer = _new_trainer(users, epochs)
         try:
             with reports_from_all(trainer):
@@ -149,7 +150,7 @@ def _new_trainer(users: Any, epochs: int) -> Any:
 
 
 @contextmanager
-def _without_chatter() -> Iterator[None]:
+def without_chatter() -> Iterator[None]:
     """Suppress Lightning's messages about hardware and tips, which every new Trainer repeats.
 
     The user's own Trainer has logged them once. Other messages are kept.

@@ -1,0 +1,96 @@
+"""A picture of a comparison: the any-time curves, and the errors of all runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from nni_petridish.results.report import svg
+from nni_petridish.studies.comparison import measures
+from nni_petridish.studies.comparison.findings import QUANTITIES, Findings, primary
+
+_WIDTH, _LEFT, _RIGHT, _LINE = 760.0, 130.0, 20.0, 24.0
+_CURVES, _GAP, _FOOT = 300.0, 60.0, 46.0
+_STEPS = 100
+
+
+def draw(found: Findings) -> str:
+    """Return the picture as an SVG file."""
+    methods = [method for method, results in found.results.items() if results]
+    height = 30 + _CURVES + _GAP + _LINE * len(methods) + _FOOT
+    parts = _curves(found, methods, 30) + _errors(found, methods, 30 + _CURVES + _GAP)
+    label = f"{found.measure.name} of the compared methods"
+    return svg.standalone(svg.picture(_WIDTH, height, parts, label))
+
+
+def mean_curve(found: Findings, method: str) -> list[tuple[float, float]]:
+    """Return the mean any-time curve over seeds: (share of the budget, error)."""
+    curves = [
+        (found.curve(method, seed, found.unit), budget)
+        for seed in found.results[method]
+        if (budget := found.budget(seed, found.unit))
+    ]
+    shares = [i / _STEPS for i in range(_STEPS + 1)]
+    scale = found.measure.scale
+    return [
+        (share, scale * statistics.fmean(measures.error_at(c, share * b) for c, b in curves))
+        for share in shares
+        if curves
+    ]
+
+
+def _curves(found: Findings, methods: Sequence[str], top: float) -> list[str]:
+    curves = {method: mean_curve(found, method) for method in methods}
+    # The start, where nothing is trained yet, would flatten the rest.
+    seen = [error for points in curves.values() for share, error in points if share >= 0.3]
+    ticks = svg.ticks(min(seen, default=0.0), max(seen, default=1.0))
+    bottom = top + _CURVES
+
+    def place(share: float, error: float) -> tuple[float, float]:
+        part = (min(error, ticks[-1]) - ticks[0]) / (ticks[-1] - ticks[0])
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT), bottom - part * _CURVES
+
+    title = f"lowest validation {found.measure.name} so far{found.measure.unit}, mean of the seeds"
+    parts = [svg.text(8, top - 14, title, "bold")]
+    for tick in ticks:
+        _, y = place(0, tick)
+        parts += [
+            svg.line(_LEFT, y, _WIDTH - _RIGHT, y, "axis"),
+            svg.text(_LEFT - 8, y + 4, f"{tick:g}", "soft", "end"),
+        ]
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        x, _ = place(share, ticks[0])
+        parts.append(svg.text(x, bottom + 16, f"{share:.0%}", "soft", "middle"))
+    parts.append(svg.text((_LEFT + _WIDTH) / 2, bottom + 32, "of the budget", "soft", "middle"))
+    for i, points in enumerate(curves.values()):
+        parts.append(svg.polyline([place(*point) for point in points], f"curve s{i % svg.HUES}"))
+    return parts
+
+
+def _errors(found: Findings, methods: Sequence[str], top: float) -> list[str]:
+    quantity = primary(found)
+    values = {method: found.values(method, quantity) for method in methods}
+    every = [value for of in values.values() for value in of.values()]
+    ticks = svg.ticks(min(every, default=0.0), max(every, default=1.0), 6)
+
+    def place(value: float) -> float:
+        part = (value - ticks[0]) / (ticks[-1] - ticks[0])
+        return _LEFT + part * (_WIDTH - _LEFT - _RIGHT)
+
+    bottom = top + _LINE * len(methods)
+    parts = [svg.line(place(tick), top - 4, place(tick), bottom + 4, "axis") for tick in ticks] + [
+        svg.text(place(tick), bottom + 20, f"{tick:g}", "soft", "middle") for tick in ticks
+    ]
+    title = QUANTITIES[quantity].title.format(error=found.measure.name) + found.measure.unit
+    parts.append(svg.text((_LEFT + _WIDTH) / 2, bottom + 38, title, "soft", "middle"))
+    for i, (method, of) in enumerate(values.items()):
+        y, hue = top + _LINE * (i + 0.5), i % svg.HUES
+        parts.append(svg.text(_LEFT - 12, y + 4, method, "", "end"))
+        if of:
+            mean = place(statistics.fmean(of.values()))
+            parts.append(svg.line(mean, y - 8, mean, y + 8, f"curve s{hue}"))
+        parts += [
+            svg.dot(place(value), y, 3.5, f"f{hue}", f"{method}, seed {seed}: {value:.2f}")
+            for seed, value in of.items()
+        ]
+    return parts
