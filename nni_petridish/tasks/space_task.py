@@ -44,6 +44,10 @@ class SpaceTask(ABC):
         """Yield differentiable parts of the validation loss, which is their sum."""
 
     @abstractmethod
+    def data_facts(self) -> dict[str, Any]:
+        """Return what a user of a model must know of the data, as plain data; saved with it."""
+
+    @abstractmethod
     def test(self, net: nn.Module) -> Record:
         """Measure on the test data, once, for the report on a finished model."""
 

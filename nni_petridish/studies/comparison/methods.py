@@ -98,7 +98,8 @@ class Assignment:
     def save(self, task: TracedTask, net: nn.Module, genotype: Genotype, **facts: Any) -> None:
         """Keep a network as the best one so far."""
         multiply_adds, parameters = task.size(net)
-        known = {**facts, "multiply_adds": multiply_adds, "parameters": parameters}
+        size = {"multiply_adds": multiply_adds, "parameters": parameters}
+        known = {**task.data_facts(), **facts, **size}
         model = SavedModel(self.described_space(task), genotype, net.state_dict(), known)
         write_model(model, self.run.folder / _BEST)
 

@@ -169,6 +169,10 @@ class TracedTask:
         """Yield parts of the validation loss."""
         return self.task.validation_losses(net)
 
+    def data_facts(self) -> dict[str, Any]:
+        """Return what a user of a model must know of the data."""
+        return self.task.data_facts()
+
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds, parameters)."""
         return self.task.size(net)
