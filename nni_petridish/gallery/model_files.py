@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights.safetensors"
 CHECKSUMS = "checksums.json"
+_REQUIRED = {WEIGHTS, "lineage.json", "metrics.json"}
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -100,6 +101,10 @@ def read_checksums(folder: Path) -> dict[str, str]:
         sums = parse_json(_read(path))
     except ValueError:
         sums = None
-    if not isinstance(sums, dict) or WEIGHTS not in sums or any("/" in name for name in sums):
+    if (
+        not isinstance(sums, dict)
+        or not sums.keys() >= _REQUIRED
+        or any("/" in name for name in sums)
+    ):
         raise DamagedModelError(f"{path} is damaged.")
     return sums

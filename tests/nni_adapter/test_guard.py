@@ -88,6 +88,8 @@ READS = [
     ("POST", "/api/v1/nni/check-status"),
     ("GET", "/api/v1/nni/check-status/../experiment"),
     ("GET", "/x?/api/v1/nni/check-status"),
+    ("GET", "/logs/api/v1/nni/check-status"),
+    ("GET", "/api/v1/nni/trial-file/x/manifest.json"),
 ]
 
 
@@ -109,6 +111,7 @@ def test_without_the_token_nothing_is_answered(
 
 def test_the_status_can_be_read_without_the_token(server: tuple[int, Any]) -> None:
     assert ask(server[0], path="/api/v1/nni/check-status")[0] == 200
+    assert ask(server[0], path="/manifest.json")[0] == 200  # asked for without cookies
 
 
 @pytest.mark.parametrize(

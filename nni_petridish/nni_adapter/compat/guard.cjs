@@ -6,7 +6,7 @@
 //   sites reach the manager neither by DNS rebinding nor by a WebSocket;
 // - with a token in NNI_PETRIDISH_TOKEN, a request needs the token: as a header, in the query, or
 //   in the cookie that a browser gets when it opens an address with the token. Without it only
-//   the status can be read, which `nnictl` shows in its lists;
+//   the status, which `nnictl` shows in its lists, and the icon of the page can be read;
 // - the tuner and the trials that the manager starts find the token in the addresses of their
 //   channels, in their environment, which only their user can read.
 "use strict";
@@ -19,7 +19,8 @@ const token = process.env.NNI_PETRIDISH_TOKEN;
 delete process.env.NNI_PETRIDISH_TOKEN;
 
 const THIS_MACHINE = /^(localhost|127\.0\.0\.1|\[::1\])(:\d+)?$/i;
-const OPEN = /\/api\/v1\/nni\/(check-status|version)$/;
+// Browsers ask for the files of NNI's page without a cookie.
+const OPEN = /^\/(api\/v1\/nni\/(check-status|version)|manifest\.json|icon\.png|favicon\.ico)$/;
 const CHANNELS = ["NNI_TUNER_COMMAND_CHANNEL", "NNI_TRIAL_COMMAND_CHANNEL"];
 const GUARDED = ["request", "checkContinue", "checkExpectation", "upgrade", "connect"];
 
