@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from nni_petridish.core.l1 import L1_SCHEDULES, SCORES, WEAK_LEARNING
-from nni_petridish.errors import ConfigError
-from nni_petridish.search.constraints import Count, OneOf, Share, allows, check_fields
+from nni_petridish.errors import ConfigError, show
+from nni_petridish.search.constraints import LARGEST, Count, OneOf, Share, allows, check_fields
 from nni_petridish.search.records import Growth
 
 
@@ -151,8 +151,10 @@ class GrowthSettings:
 def check_number(name: str, value: Any, minimum: float, whole: bool = False) -> None:
     """Raise a ConfigError of one line unless ``value`` is a number of at least ``minimum``."""
     kind = "a whole number" if whole else "a number"
+    if isinstance(value, int) and value > LARGEST:
+        raise ConfigError(f"{name} must be at most {LARGEST:g} but got {show(value)}.")
     if not allows(int if whole else float, value):
-        raise ConfigError(f"{name} must be {kind} but got {value!r}.")
+        raise ConfigError(f"{name} must be {kind} but got {show(value)}.")
     if value < minimum:
         raise ConfigError(f"{name} must be at least {minimum} but got {value!r}.")
 

@@ -146,7 +146,8 @@ def test_an_own_op_is_exported(format: str, own_op: str, tmp_path: Path) -> None
         write_model(model, path)
         assert torch.equal(read_model(path).build()(images), net(images))
     else:
-        export_model(model, path, format)  # which compares what it wrote with the network
+        # It compares what it wrote with the network. Nothing is known of raw pixels here.
+        export_model(model, path, format, pixels=False)
         assert path.stat().st_size > 0
 
 
