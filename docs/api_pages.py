@@ -17,6 +17,7 @@ PACKAGES = (
     "nni_petridish.results",
     "nni_petridish.nni_adapter",
     "nni_petridish.studies",
+    "nni_petridish.estimators",
     "nni_petridish.baselines.feature_selection",
     "search_spaces",
 )

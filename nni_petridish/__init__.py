@@ -25,6 +25,8 @@ __getattr__, __dir__, __all__ = attach(
         "Gallery": ".gallery.gallery",
         "Genotype": ".core.genotype",
         "Grower": ".core.grower",
+        "GrowingClassifier": ".estimators.estimators",
+        "GrowingRegressor": ".estimators.estimators",
         "L1Schedule": ".core.l1",
         "Petridish": ".nni_adapter.strategy",
         "PetridishError": ".errors",
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from nni_petridish.core.l1 import L1Schedule
     from nni_petridish.core.site import Site
     from nni_petridish.errors import PetridishError
+    from nni_petridish.estimators.estimators import GrowingClassifier, GrowingRegressor
     from nni_petridish.gallery.gallery import Gallery
     from nni_petridish.gallery.saved_model import load_model
     from nni_petridish.nni_adapter.strategy import Petridish

@@ -56,10 +56,16 @@ def export_model(model: SavedModel, path: Path, format: str, pixels: bool | None
     plain: PlainNetwork = kind_of(model.space).plain_network(
         model.build(), model.space, model.facts, pixels
     )
+    export_network(plain, path, format, _metadata(model, plain))
+
+
+def export_network(
+    plain: PlainNetwork, path: Path, format: str, metadata: Mapping[str, str]
+) -> None:
+    """Write a network as ``onnx`` or ``torch_export``, after comparing it with PyTorch."""
     # The last extension decides how some readers read it.
     temporary = temporary_name(path).with_suffix(path.suffix or ".tmp")
     write = _write_onnx if format == "onnx" else _write_torch_export
-    metadata = _metadata(model, plain)
     try:
         worst = plain.distance(_or_one_line(path, lambda: write(plain, temporary, metadata)))
         if not worst < TOLERANCE:

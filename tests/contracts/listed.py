@@ -14,6 +14,8 @@ from nni_petridish import Genotype, make_growable
 from nni_petridish.core.genotype import Learner
 from nni_petridish.core.space import Space
 from nni_petridish.nni_adapter.user_spaces.genotype import ChoiceGenotype
+from nni_petridish.tasks.arrays.task import ArrayTask
+from nni_petridish.tasks.arrays.training import ArrayRecipe, Examples
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.task import RecurrentTask
 from nni_petridish.tasks.language.text import Corpus
@@ -258,4 +260,15 @@ def _language_task() -> Task:
     return RecurrentTask(RecurrentSpace(words, 6), corpus, recipe)
 
 
-TASKS: dict[str, Callable[[], Task]] = {"vision": _vision_task, "language": _language_task}
+def _array_task() -> Task:
+    weights = _classes(20).float() + 1
+    examples = Examples(_randn(20, 5), _classes(20), weights)
+    recipe = ArrayRecipe(epochs=2, batch_size=8)
+    return ArrayTask(VectorSpace(5, 4, width=6), examples, examples, recipe, testing=examples)
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "vision": _vision_task,
+    "language": _language_task,
+    "arrays": _array_task,
+}

@@ -1,0 +1,1 @@
+"""Training on arrays in memory: weighted examples, classes or numbers to predict."""

@@ -1,0 +1,206 @@
+"""Training and evaluation on weighted examples in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Unpack
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nni_petridish.core.modes import evaluation_mode
+from nni_petridish.errors import DataError, TrainingError
+from nni_petridish.search.constraints import Count, Share, check_fields
+from nni_petridish.tasks.checkpoint import fits, restore
+from nni_petridish.tasks.distributed import World
+from nni_petridish.tasks.loop import Bar, History, LoopOptions, Steps, run
+from nni_petridish.tasks.optim import clip_groups, make_optimizer, take_step
+from nni_petridish.tasks.task import Record
+
+_EVALUATION_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class ArrayRecipe:
+    """The recipe of a training: SGD with momentum and a cosine schedule.
+
+    Parameters
+    ----------
+    epochs
+        The number of epochs.
+    batch_size
+        The least number of examples of a step, if there are so many; batch norm needs two.
+    lr, momentum, weight_decay
+        Options of SGD; the learning rate decreases to 0.
+    clip
+        The largest norm of the gradients of the network, and of those of its candidates.
+    """
+
+    epochs: Count = 20
+    batch_size: Annotated[int, Ge(2)] = 64
+    lr: Annotated[float, Gt(0)] = 0.05
+    momentum: Share = 0.9
+    weight_decay: Annotated[float, Ge(0)] = 3e-4
+    clip: Annotated[float, Gt(0)] = 5.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples in memory.
+
+    Parameters
+    ----------
+    inputs
+        The standardized inputs, the first dimension being the examples.
+    targets
+        Classes, of type int64, or numbers to predict.
+    weights
+        The weight of each example in losses and errors.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    def __post_init__(self) -> None:
+        if not len(self.inputs) == len(self.targets) == len(self.weights) > 0:
+            raise DataError(
+                "examples must be at least one, with a target and a weight each, but got"
+                f" {len(self.inputs)}, {len(self.targets)} and {len(self.weights)}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def losses(self, outputs: Tensor, chosen: Tensor | slice) -> Tensor:
+        """Return the weighted losses of some examples: cross-entropy, or squared errors."""
+        targets, weights = self.targets[chosen], self.weights[chosen]
+        if targets.dtype == torch.int64:
+            return weights * F.cross_entropy(outputs, targets, reduction="none")
+        return weights * (outputs.flatten() - targets).square()
+
+    def errors(self, outputs: Tensor, chosen: Tensor | slice) -> Tensor:
+        """Return the weighted errors of some examples: whether it is wrong, or squared errors."""
+        if self.targets.dtype == torch.int64:
+            return self.weights[chosen] * (outputs.argmax(1) != self.targets[chosen])
+        return self.losses(outputs, chosen)
+
+    def batches(self) -> Iterator[slice]:
+        """Return all examples in order, in batches for evaluation."""
+        starts = range(0, len(self), _EVALUATION_BATCH)
+        return (slice(start, start + _EVALUATION_BATCH) for start in starts)
+
+
+def steps_per_epoch(n: int, batch_size: int) -> int:
+    """Return the number of steps; the batches are of nearly equal size and never too small."""
+    return max(1, n // batch_size)
+
+
+def fit(
+    net: nn.Module,
+    train: Examples,
+    recipe: ArrayRecipe,
+    *,
+    seed: int,
+    validation: Examples | None = None,
+    **options: Unpack[LoopOptions],
+) -> History:
+    """Train a network in place; see `nni_petridish.tasks.loop.LoopOptions`."""
+    return run(_ArrayTrainer(net, train, recipe, seed, validation), recipe.epochs, seed, **options)
+
+
+@torch.no_grad()
+def evaluate(net: nn.Module, examples: Examples) -> Record:
+    """Return ``error`` and ``loss``, means by weight, in evaluation mode."""
+    error = loss = 0.0
+    with evaluation_mode(net):
+        for chosen in examples.batches():
+            outputs = net(examples.inputs[chosen])
+            error += float(examples.errors(outputs, chosen).double().sum())
+            loss += float(examples.losses(outputs, chosen).double().sum())
+    total = float(examples.weights.double().sum())
+    if not math.isfinite(loss):
+        raise TrainingError("the loss is not finite in evaluation.")
+    return {"error": error / total, "loss": loss / total}
+
+
+class _ArrayTrainer:
+    """One training on examples in memory."""
+
+    world = World()
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        net: nn.Module,
+        train: Examples,
+        recipe: ArrayRecipe,
+        seed: int,
+        validation: Examples | None,
+    ) -> None:
+        self.net, self.train, self.recipe, self.validation = net, train, recipe, validation
+        self.steps = steps_per_epoch(len(train), recipe.batch_size)
+        self.bar = Bar(self.steps, "step")
+        self.mean_weight = train.weights.mean()
+        self.optimizer = make_optimizer(
+            net, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        )
+        self.clip_groups = clip_groups(net)
+        self._identity = {"seed": seed, "examples": len(train), "recipe": asdict(recipe)}
+
+    @property
+    def state(self) -> nn.Module:
+        """The network itself."""
+        return self.net
+
+    def facts(self) -> dict[str, Any]:
+        """Return what identifies the run."""
+        return self._identity
+
+    def resume(self, tensors: dict[str, Tensor], facts: dict[str, Any], epochs: int) -> bool:
+        """Restore weights and momenta of the same run."""
+        if facts != self._identity or not fits(tensors, self.net, self.optimizer):
+            return False
+        restore(tensors, self.net, self.optimizer)
+        return True
+
+    def epoch(self, epoch: int, seed: int, steps: Steps) -> Record:
+        """Show every example once, in the order of the seed."""
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
+        total, lr, sums = self.steps * self.recipe.epochs, self.recipe.lr, 0.0
+        for index, chosen in enumerate(order.tensor_split(self.steps)):
+            steps.before(f"step {index + 1}")
+            loss = self._loss(chosen)
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise TrainingError(f"the loss is not finite at epoch {epoch + 1}.")
+            sums += value
+            progress = (epoch * self.steps + index) / total
+            lr = self.recipe.lr * 0.5 * (1 + math.cos(math.pi * progress))
+            self._update(loss, lr)
+            steps.after(1, lambda value=value: f"loss {value:.3f}")  # type: ignore[misc]
+        return {"loss": sums / self.steps, "lr": lr}
+
+    def validate(self, before: list[Record]) -> Record:
+        """Measure on the validation examples after the last epoch, the only one that counts."""
+        if self.validation is None or len(before) + 1 < self.recipe.epochs:
+            return {}
+        measured = evaluate(self.net, self.validation)
+        return {f"validation_{name}": value for name, value in measured.items()}
+
+    def finish(self) -> None:
+        """Leave the weights as the last step left them."""
+
+    def _loss(self, chosen: Tensor) -> Tensor:
+        losses = self.train.losses(self.net(self.train.inputs[chosen]), chosen)
+        return losses.mean() / self.mean_weight
+
+    def _update(self, loss: Tensor, lr: float) -> None:
+        take_step(self.optimizer, loss, self.clip_groups, self.recipe.clip, lambda group: lr)
