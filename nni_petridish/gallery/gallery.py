@@ -286,7 +286,7 @@ class Gallery:
         for id in differences.gone:
             self._journal_quarantine(id, GONE)
             quarantined.append(id)
-        self._remove_finished_work(events)
+        self._remove_finished_work(events, journaled + quarantined)
         return Recovery(tuple(journaled), tuple(quarantined), tuple(self.sweep()))
 
     def compare(self, events: Iterable[Event]) -> Differences:
@@ -368,9 +368,10 @@ class Gallery:
             return False
         return True
 
-    def _remove_finished_work(self, events: Iterable[Event]) -> None:
+    def _remove_finished_work(self, events: Iterable[Event], also: Iterable[str]) -> None:
         """Remove work folders that outlived their growths, as after a kill while cleaning up."""
         over = {id for kind, id in _kinds_and_ids(events) if kind in ("model", "quarantine")}
+        over.update(also)
         with in_one_line(f"read {self._work}"):
             names = os.listdir(self._work)
         for id in {name.rsplit("-", 1)[0] for name in names} & over:

@@ -77,7 +77,7 @@ def test_the_command_shows_the_selected_model(
 ) -> None:
     folder = vision_gallery(tmp_path).folder
     assert main(["show", str(folder), "--near", "22M"]) == 0
-    title, row = capsys.readouterr().out.splitlines()
+    title, row, *_ = capsys.readouterr().out.splitlines()
     assert title.split()[0] == "model"
     assert row.split()[:3] == ["g00001", "g00000", "1"]
     assert not (folder / "report.html").exists()

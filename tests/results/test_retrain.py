@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -173,8 +174,11 @@ def test_what_cannot_be_trained_is_refused_in_one_line(gallery: Gallery, tmp_pat
         prepare_retraining(recurrent_gallery(tmp_path).folder, filters=3)
     with pytest.raises(ConfigError, match="layers is for no kind of space"):
         prepare_retraining(gallery.folder, layers=3)
-    nas = vision_gallery(tmp_path / "nas").folder
-    (nas / "config.json").unlink()  # as in a gallery of NasExperiment
+    search = vision_gallery(tmp_path / "search")
+    # As in a gallery of NasExperiment: no configuration, no recipe.
+    nas = Gallery.create(tmp_path / "nas", search.space, {"seed": 0}).folder
+    shutil.copytree(search.folder / "models", nas / "models", dirs_exist_ok=True)
+    shutil.copy(search.folder / "journal.jsonl", nas)
     with pytest.raises(ConfigError, match="does not say which data"):
         prepare_retraining(nas)
     assert prepare_retraining(nas, data={"name": "digits"}).data == {"name": "digits"}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nni_petridish.core.complexity import count_multiply_adds, count_parameters
 from nni_petridish.core.genotype import MERGES
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import ConfigError, GrowthError
 from nni_petridish.gallery.saved_model import SavedModel
 from nni_petridish.registry import ERROR, Measure
 from nni_petridish.tasks.distributed import World
@@ -165,15 +165,25 @@ def widest(space: VisionSpace, genotype: VisionGenotype, limit: float) -> int:
     def fits(filters: int) -> bool:
         return size_of(replace(space, filters=filters), genotype)[0] <= limit
 
-    if not fits(1):
-        raise ConfigError(f"Even F = 1 has more than {limit:,.0f} multiply-adds.")
-    low, high = 1, 2
+    # The smallest F may be too narrow: a factorized reduce needs a filter for each phase.
+    smallest = 1 if _is_wide_enough(replace(space, filters=1), genotype) else 2
+    if not fits(smallest):
+        raise ConfigError(f"Even F = {smallest} has more than {limit:,.0f} multiply-adds.")
+    low, high = smallest, 2 * smallest
     while fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _is_wide_enough(space: VisionSpace, genotype: VisionGenotype) -> bool:
+    try:
+        size_of(space, genotype)
+    except GrowthError:
+        return False
+    return True
 
 
 def size_of(space: VisionSpace, genotype: VisionGenotype) -> tuple[int, int]:
