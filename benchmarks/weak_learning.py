@@ -1,4 +1,4 @@
-"""How long a step of weak learning takes, measured in one run.
+"""Time of a step of weak learning, measured in one run.
 
     python benchmarks/weak_learning.py [--steps 15] [--threads 2]
 

@@ -52,7 +52,7 @@ _REMEDIES = {
     errno.EHOSTUNREACH: _DISK,
     errno.EREMOTEIO: _DISK,
 }
-"""What to do about each error that a disk, not a growth, is to blame for."""
+"""Advice for each error that is the fault of a disk, not of a growth."""
 
 
 def to_json(data: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""What the first forward pass of a user's network tells: its inputs, and choices that are not used.
+"""Facts of the first forward pass of a user's network: its inputs, and choices that are not used.
 
 Only the evaluator knows the data. Their shapes are needed to count multiply-adds, and travel with
 the weights: as a tensor of the state dict, but not as a buffer, since weight averaging and other

@@ -1,4 +1,4 @@
-"""What a report says in words: facts of each model, failures, times and settings."""
+"""Text of a report: facts of each model, failures, times and settings."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _plain(value: object) -> str:
 
 @dataclass(frozen=True)
 class Usage:
-    """How to load a model of a gallery.
+    """Instructions to load a model of a gallery.
 
     Parameters
     ----------

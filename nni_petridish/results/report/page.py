@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Contents:
-    """What a report is made of.
+    """Contents of a report.
 
     Parameters
     ----------
