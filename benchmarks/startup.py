@@ -108,7 +108,7 @@ def main() -> None:
     for name, command in (
         ("python -c pass", ("-c", "pass")),
         ("import nni_petridish", ("-c", "import nni_petridish")),
-        ("nni-petridish --help", ("-m", "nni_petridish.cli", "--help")),
+        ("nni-petridish --help", ("-m", "nni_petridish", "--help")),
     ):
         print(f"{statistics.median(wall(*command) for _ in times):8.2f} s  {name}")
     with tempfile.TemporaryDirectory() as folder:

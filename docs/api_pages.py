@@ -18,7 +18,7 @@ PACKAGES = (
     "nni_petridish.nni_adapter",
     "nni_petridish.studies",
     "nni_petridish.estimators",
-    "nni_petridish.baselines.feature_selection",
+    "nni_petridish.estimators.feature_selection",
     "search_spaces",
 )
 MODULES = ("nni_petridish.errors", "nni_petridish.registry")

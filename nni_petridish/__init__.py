@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from nni_petridish._lazy import attach
+from nni_petridish._support.lazy import attach
 
 if sys.version_info < (3, 11):  # noqa: UP036 - before any syntax or module of a later Python
     raise ImportError(
@@ -28,9 +28,9 @@ __getattr__, __dir__, __all__ = attach(
         "GrowingClassifier": ".estimators.estimators",
         "GrowingRegressor": ".estimators.estimators",
         "L1Schedule": ".core.l1",
-        "Petridish": ".nni_adapter.strategy",
+        "Petridish": ".nni_adapter",
         "PetridishError": ".errors",
-        "PetridishTuner": ".nni_adapter.tuner",
+        "PetridishTuner": ".nni_adapter",
         "Search": ".search.search",
         "SearchConfig": ".running.config",
         "Site": ".core.site",

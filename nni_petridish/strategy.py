@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nni_petridish.nni_adapter.strategy import Petridish
+from nni_petridish.nni_adapter import Petridish
 
 __all__ = ["Petridish"]

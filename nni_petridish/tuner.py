@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nni_petridish.nni_adapter.tuner import PetridishTuner
+from nni_petridish.nni_adapter import PetridishTuner
 
 __all__ = ["PetridishTuner"]

@@ -9,7 +9,7 @@ import pytest
 PACKAGES = [
     "nni_petridish",
     "nni_petridish.studies.ablations",
-    "nni_petridish.baselines.feature_selection",
+    "nni_petridish.estimators.feature_selection",
     "nni_petridish.studies.tuning",
 ]
 

@@ -12,9 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nni_petridish.core.genotype import Genotype
-from nni_petridish.errors import GenotypeError
-from nni_petridish.reading import (
+from nni_petridish._support.reading import (
     MAX_DEPTH,
     MAX_HEADER_BYTES,
     parse_json,
@@ -22,6 +20,8 @@ from nni_petridish.reading import (
     read_regular,
     refuse_large_header,
 )
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.errors import GenotypeError
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="ascii")),

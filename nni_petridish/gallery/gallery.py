@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish._support.reading import read_json
 from nni_petridish.errors import DamagedModelError, GalleryError, SearchError, show
 from nni_petridish.gallery.files import (
     Sweep,
@@ -48,7 +49,6 @@ from nni_petridish.gallery.model_files import (
     read_checksums,
     read_files,
 )
-from nni_petridish.reading import read_json
 from nni_petridish.registry import notebook_html
 from nni_petridish.search.events import Event, model_event, quarantine_event
 from nni_petridish.search.records import Growth, ModelRecord, Outcome, growth_number
@@ -249,7 +249,8 @@ class Gallery:
     def remove_work(self, id: str) -> None:
         """Remove the checkpoints of all attempts of a growth."""
         for folder in self._work.glob(f"{_checked(id)}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+            for _ in range(2):  # a heartbeat may write into it while it is being removed
+                shutil.rmtree(folder, ignore_errors=True)
 
     # The coordinator of a search.
 

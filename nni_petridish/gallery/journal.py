@@ -18,10 +18,10 @@ import re
 import zlib
 from pathlib import Path
 
+from nni_petridish._support.reading import open_regular, parse_json
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.files import in_one_line, sync_folder
 from nni_petridish.gallery.locks import file_lock
-from nni_petridish.reading import open_regular, parse_json
 from nni_petridish.search.events import Event
 
 _log = logging.getLogger(__name__)

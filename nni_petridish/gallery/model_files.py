@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish._support.reading import parse_json, read_regular, refuse_large_header
 from nni_petridish.errors import DamagedModelError, GalleryError, SearchError
 from nni_petridish.gallery.files import in_one_line, to_json
-from nni_petridish.reading import parse_json, read_regular, refuse_large_header
 from nni_petridish.search.records import plain
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish._support.reading import as_mapping, parse_json, read_json, refuse_large_header
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import DamagedModelError, GalleryError
 from nni_petridish.gallery.files import unseal, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.model_files import contiguous_copies
 from nni_petridish.gallery.select import open_search, select_model
-from nni_petridish.reading import as_mapping, parse_json, read_json, refuse_large_header
 from nni_petridish.registry import Kind, kind_names, kind_of
 from nni_petridish.search.records import Outcome
 

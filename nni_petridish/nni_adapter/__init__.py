@@ -1,21 +1,33 @@
-"""Fronts for NNI: the only room that imports nni or Lightning."""
+"""Fronts for NNI: the only room that imports nni or Lightning.
+
+Take its names from here or from the package: they say what to install where NNI is missing.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from nni_petridish._lazy import attach
+from nni_petridish._support.lazy import attach
+from nni_petridish.errors import needing
 
-__getattr__, __dir__, __all__ = attach(
+_load, __dir__, __all__ = attach(
     __name__,
     {
         "Petridish": ".strategy",
         "PetridishTuner": ".tuner",
         "RecipeEvaluator": ".evaluators.recipe",
+        "model_space": ".space",
     },
 )
 
+
+def __getattr__(name: str) -> Any:
+    with needing("nni", name):
+        return _load(name)
+
+
 if TYPE_CHECKING:
     from nni_petridish.nni_adapter.evaluators.recipe import RecipeEvaluator
+    from nni_petridish.nni_adapter.space import model_space
     from nni_petridish.nni_adapter.strategy import Petridish
     from nni_petridish.nni_adapter.tuner import PetridishTuner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nni_petridish._lazy import attach
+from nni_petridish._support.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

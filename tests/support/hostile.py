@@ -20,7 +20,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.gallery.files import _SEAL
 from nni_petridish.gallery.journal import decode, encode
 

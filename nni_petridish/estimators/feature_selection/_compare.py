@@ -13,7 +13,7 @@ from sklearn.model_selection import KFold
 
 from ._arrays import Floats
 from ._data import DESIGNS, Dataset, synthetic
-from ._estimators import Standardization
+from ._linear import Standardization
 from ._methods import METHODS, Method, Path
 
 REFERENCE = "LARS"

@@ -7,86 +7,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, RegressorMixin, _fit_context
+from sklearn.base import MultiOutputMixin, _fit_context, clone
 from sklearn.model_selection import check_cv
-from sklearn.utils._param_validation import Interval
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils import check_array
+from sklearn.utils._param_validation import Interval, StrOptions
 
-from ._arrays import Floats, Ints
+from nni_petridish.errors import ConfigError
+
+from ._arrays import FLOATS, Floats, Ints
+from ._linear import LinearPathRegressor, Standardization
 from ._stagewise import forward_stagewise_path
 
 
-class Standardization:
-    """Center and scale as a linear model needs it, and bring coefficients back.
-
-    Every column gets mean 0 and variance 1, as does y, so that a step ε, a correlation and a
-    penalty λ mean the same for all data. A constant column becomes 0 and is never selected.
-    """
-
-    def __init__(self, X: Floats, y: Floats, *, fit_intercept: bool, standardize: bool) -> None:
-        self.x_mean = X.mean(axis=0) if fit_intercept else np.zeros(X.shape[1])
-        self.y_mean = float(y.mean()) if fit_intercept else 0.0
-        self.X, self.y = X - self.x_mean, y - self.y_mean
-        self.x_scale, self.y_scale = np.ones(X.shape[1]), 1.0
-        # A constant column is rounding noise after centering, not information.
-        rounding = 10 * np.finfo(float).eps * np.abs(X).max(axis=0)
-        self.X[:, np.abs(self.X).max(axis=0) <= rounding] = 0.0
-        if standardize:
-            self.x_scale = _nonzero(np.sqrt(np.mean(self.X**2, axis=0)))
-            self.y_scale = float(_nonzero(np.sqrt(np.mean(self.y**2))))
-            self.X, self.y = self.X / self.x_scale, self.y / self.y_scale
-
-    def coefficients(self, coefs: Floats) -> Floats:
-        """Return coefficients, of shape (n_features,) or (n_features, n_points), for X as given."""
-        return np.asarray((coefs.T * (self.y_scale / self.x_scale)).T)
-
-    def intercept(self, coefficients: Floats) -> Any:
-        """Return the intercept that belongs to what :meth:`coefficients` returned."""
-        return self.y_mean - self.x_mean @ coefficients
-
-
-def _nonzero(scale: Any) -> Any:
-    return np.where(scale > 0, scale, 1.0)
-
-
-class LinearPathRegressor(RegressorMixin, BaseEstimator):
-    """Base of the regressors of this package: validation of X and y, and prediction."""
-
-    fit_intercept: bool
-    standardize: bool
-    coef_: Floats
-    intercept_: float
-
-    def _validated(self, X: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
-        # One sample has no variance: scikit-learn's own error for it is raised here.
-        checked: tuple[Floats, Floats] = validate_data(
-            self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
-        )
-        return checked
-
-    def _standardized(self, X: Floats, y: Floats) -> Standardization:
-        return Standardization(X, y, fit_intercept=self.fit_intercept, standardize=self.standardize)
-
-    def predict(self, X: ArrayLike) -> Floats:
-        """Predict y for X.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Samples.
-
-        Returns
-        -------
-        y_pred : ndarray of shape (n_samples,)
-            Predictions.
-        """
-        check_is_fitted(self)
-        features: Floats = validate_data(self, X, dtype=np.float64, reset=False)
-        return np.asarray(features @ self.coef_ + self.intercept_)
-
-
-class ForwardStagewiseRegressor(LinearPathRegressor):
+class ForwardStagewiseRegressor(MultiOutputMixin, LinearPathRegressor):
     """Linear regression by forward stagewise steps (FSLR).
+
+    X of single precision gives coefficients and predictions of single precision. As with
+    scikit-learn's :class:`~sklearn.linear_model.Lars`, y of several columns gives a path for each:
+    then `coef_` and `intercept_` have a row for each target, and the other attributes are lists.
 
     Parameters
     ----------
@@ -104,12 +42,18 @@ class ForwardStagewiseRegressor(LinearPathRegressor):
         Whether to bring the features and y to variance 1 first. `coef_` is always for X as given.
     max_points : int or None, default=10_000
         The largest number of points of the path to keep in `coef_path_`.
+    precompute : bool, "auto" or array-like of shape (n_features, n_features), default="auto"
+        Whether to compute the whole Gram matrix first, or that matrix, of the centered X (of X
+        itself without `fit_intercept`). "auto": for several targets. Otherwise a column is
+        computed when its feature enters.
+    positive : bool, default=False
+        Whether to keep all coefficients at 0 or above.
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
+    coef_ : ndarray of shape (n_features,) or (n_targets, n_features)
         Coefficients at the end of the path.
-    intercept_ : float
+    intercept_ : float or ndarray of shape (n_targets,)
         Intercept at the end of the path.
     alphas_ : ndarray of shape (n_points,)
         Largest absolute correlation with the residual along the path.
@@ -142,6 +86,8 @@ class ForwardStagewiseRegressor(LinearPathRegressor):
         "fit_intercept": ["boolean"],
         "standardize": ["boolean"],
         "max_points": [Interval(Integral, 2, None, closed="left"), None],
+        "precompute": ["boolean", StrOptions({"auto"}), "array-like"],
+        "positive": ["boolean"],
     }
 
     def __init__(
@@ -153,6 +99,8 @@ class ForwardStagewiseRegressor(LinearPathRegressor):
         fit_intercept: bool = True,
         standardize: bool = True,
         max_points: int | None = 10_000,
+        precompute: bool | str | ArrayLike = "auto",
+        positive: bool = False,
     ) -> None:
         self.step = step
         self.max_steps = max_steps
@@ -160,6 +108,8 @@ class ForwardStagewiseRegressor(LinearPathRegressor):
         self.fit_intercept = fit_intercept
         self.standardize = standardize
         self.max_points = max_points
+        self.precompute = precompute
+        self.positive = positive
 
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: ArrayLike) -> ForwardStagewiseRegressor:
@@ -169,7 +119,7 @@ class ForwardStagewiseRegressor(LinearPathRegressor):
         ----------
         X : array-like of shape (n_samples, n_features)
             Training data.
-        y : array-like of shape (n_samples,)
+        y : array-like of shape (n_samples,) or (n_samples, n_targets)
             Target.
 
         Returns
@@ -177,20 +127,52 @@ class ForwardStagewiseRegressor(LinearPathRegressor):
         self : ForwardStagewiseRegressor
             The fitted estimator.
         """
-        return self._fit_standardized(self._standardized(*self._validated(X, y)), self.max_steps)
+        X, y = self._validated(X, y, dtype=FLOATS, multi_output=True)
+        targets = y.T if y.ndim == 2 else y[None]
+        data = self._standardized(X, targets[0])
+        gram = self._gram(data, len(targets))
+        if len(targets) == 1:
+            return self._fit_standardized(data, self.max_steps, gram)
+        fits = [
+            clone(self)._fit_standardized(data.with_target(target), self.max_steps, gram)
+            for target in targets
+        ]
+        self.coef_ = np.array([fit.coef_ for fit in fits])
+        self.intercept_ = np.array([fit.intercept_ for fit in fits], dtype=X.dtype)
+        for name in ("alphas_", "active_", "coef_path_", "steps_", "n_iter_"):
+            setattr(self, name, [vars(fit)[name] for fit in fits])
+        return self
 
     def _fit_standardized(
-        self, data: Standardization, max_steps: int | None
+        self, data: Standardization, max_steps: int | None, gram: Floats | None
     ) -> ForwardStagewiseRegressor:
-        self.alphas_, self.active_, coefs, self.steps_ = self._path(data, max_steps)
+        self.alphas_, self.active_, coefs, self.steps_ = self._path(data, max_steps, gram)
         self.coef_path_ = data.coefficients(coefs)
         self.coef_ = self.coef_path_[:, -1].copy()
-        self.intercept_ = float(data.intercept(self.coef_))
+        self.intercept_ = data.X.dtype.type(data.intercept(self.coef_))
         self.n_iter_ = int(self.steps_[-1])
         return self
 
+    def _gram(self, data: Standardization, n_targets: int = 1) -> Floats | None:
+        """Return the Gram matrix of the standardized features; None to compute single columns."""
+        if isinstance(self.precompute, str):
+            wanted = n_targets > 1
+        elif isinstance(self.precompute, bool | np.bool_):
+            wanted = bool(self.precompute)
+        else:
+            return data.gram(self._checked_gram(data.X))
+        return data.X.T @ data.X if wanted else None
+
+    def _checked_gram(self, X: Floats) -> Floats:
+        gram: Floats = check_array(self.precompute, dtype=X.dtype, input_name="precompute")
+        if gram.shape != (X.shape[1],) * 2:
+            raise ConfigError(
+                f"precompute: must have shape {(X.shape[1],) * 2} but got {gram.shape}."
+            )
+        return gram
+
     def _path(
-        self, data: Standardization, max_steps: int | None
+        self, data: Standardization, max_steps: int | None, gram: Floats | None
     ) -> tuple[Floats, list[int], Floats, Ints]:
         return forward_stagewise_path(
             data.X,
@@ -198,6 +180,8 @@ class ForwardStagewiseRegressor(LinearPathRegressor):
             step=self.step,
             max_steps=max_steps,
             tol=self.tol,
+            Gram=gram,
+            positive=self.positive,
             max_points=self.max_points,
             return_steps=True,
         )
@@ -212,8 +196,9 @@ class ForwardStagewiseRegressorCV(ForwardStagewiseRegressor):
 
     Parameters
     ----------
-    step, max_steps, tol, fit_intercept, standardize, max_points
-        As in :class:`ForwardStagewiseRegressor`; `max_steps` bounds the choice.
+    step, max_steps, tol, fit_intercept, standardize, max_points, precompute, positive
+        As in :class:`ForwardStagewiseRegressor`; `max_steps` bounds the choice, and `precompute`
+        cannot be an array, because every fold has its own.
     n_points : int, default=200
         The number of stopping points to compare, evenly spaced.
     cv : int, cross-validation generator or iterable, default=None
@@ -240,6 +225,7 @@ class ForwardStagewiseRegressorCV(ForwardStagewiseRegressor):
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **ForwardStagewiseRegressor._parameter_constraints,
+        "precompute": ["boolean", StrOptions({"auto"})],
         "n_points": [Interval(Integral, 2, None, closed="left")],
         "cv": ["cv_object"],
     }
@@ -253,6 +239,8 @@ class ForwardStagewiseRegressorCV(ForwardStagewiseRegressor):
         fit_intercept: bool = True,
         standardize: bool = True,
         max_points: int | None = 10_000,
+        precompute: bool | str = "auto",
+        positive: bool = False,
         n_points: int = 200,
         cv: Any = None,
     ) -> None:
@@ -263,6 +251,8 @@ class ForwardStagewiseRegressorCV(ForwardStagewiseRegressor):
             fit_intercept=fit_intercept,
             standardize=standardize,
             max_points=max_points,
+            precompute=precompute,
+            positive=positive,
         )
         self.n_points = n_points
         self.cv = cv
@@ -283,10 +273,10 @@ class ForwardStagewiseRegressorCV(ForwardStagewiseRegressor):
         self : ForwardStagewiseRegressorCV
             The fitted estimator.
         """
-        X, y = self._validated(X, y)
+        X, y = self._validated(X, y, dtype=FLOATS)
         splits = list(check_cv(self.cv).split(X, y))
         folds = [self._standardized(X[train], y[train]) for train, _ in splits]
-        paths = [self._path(data, self.max_steps) for data in folds]
+        paths = [self._path(data, self.max_steps, self._gram(data)) for data in folds]
         longest = max(steps[-1] for *_, steps in paths)
         self.cv_steps_ = np.unique(np.linspace(0, longest, self.n_points).round().astype(np.int64))
         self.mse_path_ = np.empty((len(self.cv_steps_), len(splits)))
@@ -298,5 +288,12 @@ class ForwardStagewiseRegressorCV(ForwardStagewiseRegressor):
             predictions = X[test] @ coefficients + data.intercept(coefficients)
             self.mse_path_[:, fold] = np.mean((y[test, None] - predictions) ** 2, axis=0)
         best = self.cv_steps_[self.mse_path_.mean(axis=1).argmin()]
-        self._fit_standardized(self._standardized(X, y), int(best))
+        whole = self._standardized(X, y)
+        self._fit_standardized(whole, int(best), self._gram(whole))
         return self
+
+    def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's tags: one target only, as for its own ``LarsCV``."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = False
+        return tags

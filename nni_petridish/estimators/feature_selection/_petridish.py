@@ -28,7 +28,7 @@ from nni_petridish.core.grow import attach_candidates, detach_candidates, finali
 from nni_petridish.core.l1 import L1Schedule
 from search_spaces.linear import LinearNetwork, LinearSpace
 
-from ._estimators import LinearPathRegressor
+from ._linear import LinearPathRegressor
 
 # α starts at 1/p and should be ranked by how it grew: this lets even a correlation of 1e-3 outgrow
 # its start by far. Nothing diverges, because sf hides x_c from the loss: α's gradient is constant.

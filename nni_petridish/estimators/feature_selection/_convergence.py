@@ -10,8 +10,8 @@ import numpy as np
 from ._arrays import Floats
 from ._compare import path_distance
 from ._data import Dataset
-from ._estimators import Standardization
 from ._infinitesimal import infinitesimal_stagewise_path
+from ._linear import Standardization
 from ._methods import lars
 from ._petridish import PetridishRegressor
 from ._stagewise import forward_stagewise_path

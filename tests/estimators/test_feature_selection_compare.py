@@ -12,15 +12,16 @@ from sklearn.datasets import load_diabetes
 from sklearn.feature_selection import SequentialFeatureSelector
 from sklearn.linear_model import LinearRegression, OrthogonalMatchingPursuit
 
-from nni_petridish.baselines.feature_selection import compare, recovery_rates
-from nni_petridish.baselines.feature_selection._compare import (
+from nni_petridish.errors import ConfigError, DataError, PetridishError
+from nni_petridish.estimators.feature_selection import compare, recovery_rates
+from nni_petridish.estimators.feature_selection._compare import (
     common_prefix,
     cross_validated_error,
     jaccard,
     kendall_tau,
     path_distance,
 )
-from nni_petridish.baselines.feature_selection._data import (
+from nni_petridish.estimators.feature_selection._data import (
     DESIGNS,
     diabetes,
     diabetes_quadratic,
@@ -28,9 +29,8 @@ from nni_petridish.baselines.feature_selection._data import (
     read_csv,
     synthetic,
 )
-from nni_petridish.baselines.feature_selection._methods import METHODS, Method, order_of_entry
-from nni_petridish.baselines.feature_selection.cli import add_analogy_command
-from nni_petridish.errors import ConfigError, DataError, PetridishError
+from nni_petridish.estimators.feature_selection._methods import METHODS, Method, order_of_entry
+from nni_petridish.estimators.feature_selection.cli import add_analogy_command
 
 FAST = {name: METHODS[name] for name in ("LARS", "FSLR -> 0", "OMP")}
 

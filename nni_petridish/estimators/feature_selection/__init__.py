@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nni_petridish._lazy import attach
+from nni_petridish._support.lazy import attach
 
 if TYPE_CHECKING:
     from search_spaces.linear import LinearSpace

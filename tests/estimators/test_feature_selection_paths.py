@@ -14,12 +14,12 @@ from sklearn.datasets import load_diabetes
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LinearRegression, lars_path, lasso_path, orthogonal_mp
 
-from nni_petridish.baselines.feature_selection import (
+from nni_petridish.errors import ConfigError
+from nni_petridish.estimators.feature_selection import (
     forward_stagewise_path,
     infinitesimal_stagewise_path,
     least_squares_boosting_path,
 )
-from nni_petridish.errors import ConfigError
 
 
 def standardized(X, y):
@@ -42,14 +42,15 @@ def random_problem(seed, n, p, correlation=0.0, unequal=False):
     return X, y - y.mean()
 
 
-def naive_stagewise(X, y, step, max_steps):
+def naive_stagewise(X, y, step, max_steps, *, positive=False):
     """One ε at a time, every correlation from scratch; β after 0, 1, 2, ... steps."""
     counts = np.zeros(X.shape[1])
     betas = [step * counts]
     for _ in range(max_steps):
         c = X.T @ (y - X @ betas[-1])
-        j = np.argmax(np.abs(c))
-        if abs(c[j]) <= step * (X[:, j] @ X[:, j]) / 2:
+        allowed = np.where(counts > 0, np.abs(c), c) if positive else np.abs(c)
+        j = np.argmax(allowed)
+        if allowed[j] <= step * (X[:, j] @ X[:, j]) / 2:
             break
         counts[j] += np.sign(c[j])
         betas.append(step * counts)
@@ -76,19 +77,32 @@ def at(positions, knots, coefs):
     ids=lambda problem: "x".join(map(str, problem[0].shape)),
 )
 @pytest.mark.parametrize("step", [0.1, 0.003])
-def test_jumping_over_repetitions_gives_what_single_steps_give(problem, step) -> None:
+@pytest.mark.parametrize("positive", [False, True])
+def test_jumping_over_repetitions_gives_what_single_steps_give(problem, step, positive) -> None:
     X, y = problem
     limit = 8000
-    naive = naive_stagewise(X, y, step, limit)
+    naive = naive_stagewise(X, y, step, limit, positive=positive)
     alphas, active, coefs, steps = forward_stagewise_path(
-        X, y, step=step, max_steps=limit, return_steps=True
+        X, y, step=step, max_steps=limit, positive=positive, return_steps=True
     )
     assert steps[-1] == naive.shape[1] - 1
     np.testing.assert_allclose(coefs, naive[:, steps], atol=1e-12)
     first = [int(np.flatnonzero(row)[0]) if row.any() else limit + 1 for row in naive]
     assert active == [j for j in np.argsort(first, kind="stable") if first[j] <= limit]
-    correlations = np.abs(X.T @ (y[:, None] - X @ coefs)).max(axis=0) / len(y)
-    np.testing.assert_allclose(alphas, correlations, atol=1e-10)
+    correlations = X.T @ (y[:, None] - X @ coefs) / len(y)
+    if positive:
+        assert coefs.min() == 0.0
+        correlations = np.where(coefs > 0, np.abs(correlations), np.maximum(correlations, 0.0))
+    np.testing.assert_allclose(alphas, np.abs(correlations).max(axis=0), atol=1e-10)
+
+
+def test_small_positive_steps_to_the_end_are_least_squares_under_the_constraint() -> None:
+    X, y = random_problem(6, 50, 6, correlation=1.0)
+    _, _, coefs, steps = forward_stagewise_path(
+        X, y, step=1e-5, positive=True, max_steps=10**7, return_steps=True
+    )
+    assert steps[-1] < 10**7
+    np.testing.assert_allclose(coefs[:, -1], nnls(X, y)[0], atol=1e-3)
 
 
 def test_one_feature_and_a_two_feature_zigzag_are_walked_in_a_few_jumps() -> None:

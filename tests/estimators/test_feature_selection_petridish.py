@@ -10,14 +10,14 @@ from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LassoLars, lars_path, orthogonal_mp
 
 from nni_petridish import Genotype, attach_candidates, detach_candidates, finalize_candidates
-from nni_petridish.baselines.feature_selection import (
+from nni_petridish.errors import ConfigError, GenotypeError
+from nni_petridish.estimators.feature_selection import (
     LinearSpace,
     PetridishRegressor,
     least_squares_boosting_path,
 )
-from nni_petridish.baselines.feature_selection._compare import path_distance
-from nni_petridish.baselines.feature_selection._petridish import learn_candidates, train
-from nni_petridish.errors import ConfigError, GenotypeError
+from nni_petridish.estimators.feature_selection._compare import path_distance
+from nni_petridish.estimators.feature_selection._petridish import learn_candidates, train
 from search_spaces.linear import LinearGenotype
 
 LARS_ORDER = [2, 8, 3, 6, 1, 9, 4, 7, 5, 0]

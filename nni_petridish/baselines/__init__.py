@@ -1,1 +1,0 @@
-"""Methods that Petridish is compared with: feature selection, and NNI's own strategies."""
