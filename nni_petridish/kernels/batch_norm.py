@@ -21,7 +21,7 @@ from nni_petridish.kernels.once import once_differentiable
 def normalize(before: BeforeNorm, norm: nn.BatchNorm2d) -> Tensor:
     """Return ``norm(before.value)``."""
     y, moments, late = before
-    if moments is None or late is None or not (has_batch_statistics(norm) and norm.affine):
+    if moments is None or late is None or not has_batch_statistics(norm):
         return norm(y)
     if y.numel() == y.shape[1]:
         return norm(y)  # raises PyTorch's error: one value per channel has no variance
@@ -30,14 +30,14 @@ def normalize(before: BeforeNorm, norm: nn.BatchNorm2d) -> Tensor:
 
 
 class _Normalize(torch.autograd.Function):
-    """Batch norm: x̂ = (x − μ)/σ, y = γ·x̂ + β."""
+    """Batch norm: x̂ = (x − μ)/σ, y = γ·x̂ + β, or x̂ itself without γ and β."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        gamma: Tensor,
-        beta: Tensor,
+        gamma: Tensor | None,
+        beta: Tensor | None,
         norm: nn.BatchNorm2d,
         moments: tuple[Tensor, Tensor],
         late: LateGradient,
@@ -47,6 +47,8 @@ class _Normalize(torch.autograd.Function):
         inv_std = torch.rsqrt(variance + norm.eps)
         ctx.save_for_backward(x, gamma, mean, inv_std)
         ctx.late = late
+        if gamma is None or beta is None:
+            gamma, beta = torch.ones_like(mean), torch.zeros_like(mean)
         scale, shift = norm_as_affine(gamma, beta, mean, inv_std)
         return native.combine(x, x, native.Combination(scale, torch.zeros_like(scale), shift))
 
@@ -57,11 +59,11 @@ class _Normalize(torch.autograd.Function):
         g = grads[0].contiguous(memory_format=torch.channels_last)
         dbeta, products = native.correlations(g, x, mean)
         dgamma = products * inv_std
-        count = x.numel() // x.shape[1]
+        scale, count = inv_std if gamma is None else gamma * inv_std, x.numel() // x.shape[1]
         ctx.late.store(
             g,
             native.Combination(
-                *input_gradient_coefficients(gamma * inv_std, mean, inv_std, dgamma, dbeta, count)
+                *input_gradient_coefficients(scale, mean, inv_std, dgamma, dbeta, count)
             ),
         )
-        return g, dgamma, dbeta, None, None, None
+        return g, *((None, None) if gamma is None else (dgamma, dbeta)), None, None, None

@@ -28,11 +28,19 @@ def can_project(x: Tensor, convs: Sequence[nn.Conv2d]) -> bool:
 def is_pointwise(conv: nn.Conv2d, x: Tensor) -> bool:
     """Return whether a module is a plain 1x1 conv without bias that fits x."""
     return (
+        is_plain_pointwise(conv)
+        and conv.weight.shape[1:] == (x.shape[1], 1, 1)
+        and conv.weight.dtype is x.dtype
+    )
+
+
+def is_plain_pointwise(conv: nn.Conv2d) -> bool:
+    """Return whether a module is a plain 1x1 conv without bias."""
+    return (
         type(conv) is nn.Conv2d
         and conv.bias is None
         and (conv.stride, conv.padding) == ((1, 1), (0, 0))
-        and conv.weight.shape[1:] == (x.shape[1], 1, 1)
-        and conv.weight.dtype is x.dtype
+        and conv.weight.shape[2:] == (1, 1)
         and not has_hooks(conv)
     )
 

@@ -7,14 +7,19 @@ whole images instead of nine, and the mean is a depthwise conv with ones.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nni_petridish.kernels.deferred_candidates import DeferredCandidate, running_statistics
+from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.kernels.moments import has_hooks
-from nni_petridish.kernels.native.calls import Geometry
+from nni_petridish.kernels.native.calls import Geometry, native_trains
 from nni_petridish.kernels.native.candidates import Kernel
+from nni_petridish.kernels.native.pools import Pooling
+from nni_petridish.kernels.once import once_differentiable
 from nni_petridish.kernels.switch import fast_kernels_apply
 
 
@@ -61,6 +66,37 @@ def deferred_pool(
         return None
     kind, stride = ("none", 1) if pool is None else (pool.kind, pool.stride)
     return DeferredCandidate(x, Kernel([Geometry(3, stride, 1)], kind), (), running)
+
+
+def pooled(x: Tensor, pool: MaxPool3x3 | AvgPool3x3) -> BeforeNorm:
+    """Return the pooling of x, in one pass with its moments if the C kernels support that."""
+    outputs = x.numel() // x.shape[1] if pool.stride == 1 else x.shape[0] * max(x.shape[2:]) // 2
+    if not pool.training or has_hooks(pool) or outputs < 2 or not native_trains(x):
+        return BeforeNorm(pool(x))
+    late = LateGradient()
+    y, mean, variance = _Pool.apply(x, Pooling(pool.kind, pool.stride), late)
+    return BeforeNorm(y, (mean, variance), late)
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, pooling: Pooling, late: LateGradient
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        y, mean, variance = pooling.forward(x)
+        ctx.save_for_backward(x)
+        ctx.pooling, ctx.late = pooling, late
+        ctx.mark_non_differentiable(mean, variance)
+        return y, mean, variance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        of = ctx.late.take(grads[0])
+        # Hooks on saved tensors may have changed their layout.
+        x, g = (value.contiguous(memory_format=torch.channels_last) for value in (x, grads[0]))
+        return ctx.pooling.backward(g, of, x), None, None
 
 
 def _is_fast(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:

@@ -96,9 +96,9 @@ Prepared = Tensor | Unnormalized | DeferredCandidate
 def prepare(op: nn.Module, z: SharedInput) -> Prepared:
     """Compute as much of op(z) as the forward pass needs."""
     if z.is_fast:
-        if isinstance(op, EndsInNorm) and _can_skip(op.last_norm()) and not has_hooks(op):
+        if isinstance(op, EndsInNorm) and can_skip(op.last_norm()) and not has_hooks(op):
             return defer(op, z) or Unnormalized.of(op.before_norm(z), op.last_norm())
-        if type(op) is nn.BatchNorm2d and _can_skip(op):
+        if type(op) is nn.BatchNorm2d and can_skip(op):
             return Unnormalized.of(BeforeNorm(z.value), op)
     result: Tensor = op(z.value)
     return result
@@ -115,7 +115,8 @@ def has_fast_norms(x: Tensor) -> bool:
     return x.ndim == 4 and x.numel() > x.shape[1] and fast_kernels_apply(x)
 
 
-def _can_skip(norm: nn.BatchNorm2d) -> bool:
+def can_skip(norm: nn.BatchNorm2d) -> bool:
+    """Return whether a norm of images is known, so that its output need not be computed."""
     return (
         isinstance(norm, nn.BatchNorm2d)  # not SyncBatchNorm
         and norm.training

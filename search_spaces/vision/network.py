@@ -71,9 +71,9 @@ class Cell(Site):
             return ConcatProject(self.out.channels, n, weights)
         return super().make_merge(merge, weights, n)
 
-    def drop(self, shortcut: Shortcut, value: Tensor) -> Tensor:
-        """Apply drop-path to all shortcuts except identities."""
-        return value if shortcut[1] == "identity" else self.drop_path(value)
+    def drop_factors(self, shortcut: Shortcut, value: Tensor) -> Tensor | None:
+        """Return the factors of drop-path for all shortcuts except identities."""
+        return None if shortcut[1] == "identity" else self.drop_path.factors(value)
 
     def forward(self, prev_prev: Tensor, prev: Tensor) -> Tensor:
         """Return x_k, boosted by its weak learners."""

@@ -74,3 +74,23 @@ def test_a_second_derivative_needs_plain_ops_and_the_error_says_so() -> None:
         penalty(network(built_in, "grown")).backward()
     with plain_ops():
         penalty(network(built_in, "grown")).backward()
+
+
+@pytest.mark.parametrize("stage", ["seed", "attached", "grown"])
+@pytest.mark.parametrize("make", [built_in, any_model])
+def test_torch_func_gives_the_gradients_of_training_but_for_l1(make: object, stage: str) -> None:
+    net = network(make, stage).train()
+    buffers = {name: buffer.detach().clone() for name, buffer in net.named_buffers()}
+
+    def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(net, (parameters, buffers), images()).square().mean()
+
+    parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    found = torch.func.grad(loss)(parameters, buffers)
+    net(images()).square().mean().backward()
+    for name, parameter in net.named_parameters():
+        if parameter.grad is None:
+            continue
+        # L1 is a hook of α itself, and torch.func differentiates with respect to copies.
+        l1 = 0.001 * parameter.detach().sign() if name.endswith("alpha") else 0.0
+        torch.testing.assert_close(found[name], parameter.grad - l1, rtol=1e-3, atol=1e-5)

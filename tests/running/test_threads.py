@@ -118,7 +118,7 @@ def probe(*arguments, **options):
 home.{function} = probe
 {call}
 """
-COMMAND = "import nni_petridish.cli; nni_petridish.cli.main(['{}', sys.argv[1]])"
+COMMAND = "import nni_petridish.__main__; nni_petridish.__main__.main(['{}', sys.argv[1]])"
 TRIAL = """
 import nni, nni_petridish.trial
 growth = dict(id="g00001", parent="g00000", seed=0, l1=0.1, i_max=1, attempt=1)

@@ -82,11 +82,11 @@ class Unit(NamedTuple):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output, and mean and biased variance of its channels."""
-        y = x.new_empty(x.shape[0], *_strided(x, self.geometry.stride), x.shape[1])
+        y = x.new_empty(x.shape[0], *strided(x, self.geometry.stride), x.shape[1])
         y = y.permute(0, 3, 1, 2)
         mean, variance = x.new_empty(2, x.shape[1]).unbind()
         unit = self._with(x=x, y=y, mean=mean, variance=variance)
-        check_memory(loaded(x).unit_forward(ctypes.byref(unit), _batch(x)))
+        check_memory(loaded(x).unit_forward(ctypes.byref(unit), batch_of(x)))
         return y, mean, variance
 
     def backward(
@@ -125,7 +125,7 @@ class Unit(NamedTuple):
             **dict(zip(("of_g", "of_y", "constant"), of, strict=True)),
             **{"x": x, "y": y, "g": g, "center": mean},
         )
-        check_memory(loaded(x).unit_backward(ctypes.byref(unit), _batch(x)))
+        check_memory(loaded(x).unit_backward(ctypes.byref(unit), batch_of(x)))
         return found
 
     def _with(self, **tensors: Tensor | None) -> structures.UnitStruct:
@@ -133,7 +133,7 @@ class Unit(NamedTuple):
         scale, shift = self.affine or (None, None)
         own = {"depthwise": self.depthwise, "pointwise": self.pointwise}
         return structures.UnitStruct(
-            *self.geometry, **_at(**tensors, **own, scale=scale, shift=shift)
+            *self.geometry, **addresses(**tensors, **own, scale=scale, shift=shift)
         )
 
 
@@ -162,10 +162,10 @@ class Projection(NamedTuple):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output, and mean and biased variance of its channels."""
         outputs, parts = self._outputs(x), len(self.weights)
-        y = x.new_empty(x.shape[0], *_strided(x, parts), outputs).permute(0, 3, 1, 2)
+        y = x.new_empty(x.shape[0], *strided(x, parts), outputs).permute(0, 3, 1, 2)
         mean, variance = x.new_empty(2, outputs).unbind()
         call = self._with(outputs, x=x, y=y, mean=mean, variance=variance)
-        check_memory(loaded(x).projection_forward(ctypes.byref(call), _batch(x)))
+        check_memory(loaded(x).projection_forward(ctypes.byref(call), batch_of(x)))
         return y, mean, variance
 
     def backward(
@@ -181,7 +181,7 @@ class Projection(NamedTuple):
         places = dict(zip(("of_g", "of_y", "constant"), of, strict=True))
         places |= dict(zip(("deven", "dodd"), gradients, strict=False))
         call = self._with(self._outputs(x), x=x, y=y, g=g, dx=dx, **places)
-        check_memory(loaded(x).projection_backward(ctypes.byref(call), _batch(x)))
+        check_memory(loaded(x).projection_backward(ctypes.byref(call), batch_of(x)))
         return dx, gradients
 
     def _outputs(self, x: Tensor) -> int:
@@ -195,14 +195,16 @@ class Projection(NamedTuple):
     def _with(self, outputs: int, **tensors: Tensor | None) -> structures.ProjectionStruct:
         """Return the C structure of the projection with its inputs and outputs."""
         weights = dict(zip(("even", "odd"), self.weights, strict=False))
-        return structures.ProjectionStruct(len(self.weights), outputs, **_at(**weights, **tensors))
+        return structures.ProjectionStruct(
+            len(self.weights), outputs, **addresses(**weights, **tensors)
+        )
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel."""
     mean, variance = x.new_empty(2, x.shape[1]).unbind()
-    call = structures.PoolStruct(0, 1, **_at(x=x, mean=mean, variance=variance))
-    check_memory(loaded(x).pool_forward(ctypes.byref(call), ctypes.c_long(1), _batch(x)))
+    call = structures.PoolStruct(0, 1, **addresses(x=x, mean=mean, variance=variance))
+    check_memory(loaded(x).pool_forward(ctypes.byref(call), ctypes.c_long(1), batch_of(x)))
     return mean, variance
 
 
@@ -211,8 +213,8 @@ def correlations(g: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     _check_shapes(g, x)
     x = x.contiguous(memory_format=torch.channels_last)
     totals, products = x.new_empty(2, x.shape[1]).unbind()
-    places = _at(totals=totals, products=products, g=g, x=x, mean=mean)
-    check_memory(loaded(x).correlations(*places.values(), _batch(x)))
+    places = addresses(totals=totals, products=products, g=g, x=x, mean=mean)
+    check_memory(loaded(x).correlations(*places.values(), batch_of(x)))
     return totals, products
 
 
@@ -221,11 +223,12 @@ def combine(g: Tensor, x: Tensor, of: Combination) -> Tensor:
     _check_shapes(g, x)
     x = x.contiguous(memory_format=torch.channels_last)
     out = torch.empty_like(x)
-    loaded(g).combine(*_at(out=out, g=g, x=x, **of._asdict()).values(), _batch(g))
+    loaded(g).combine(*addresses(out=out, g=g, x=x, **of._asdict()).values(), batch_of(g))
     return out
 
 
-def _strided(x: Tensor, stride: int) -> tuple[int, int]:
+def strided(x: Tensor, stride: int) -> tuple[int, int]:
+    """Return height and width of the output of an op with this stride."""
     return (x.shape[2] - 1) // stride + 1, (x.shape[3] - 1) // stride + 1
 
 
@@ -236,7 +239,7 @@ def loaded(x: Tensor) -> ctypes.CDLL:
     return library
 
 
-def _at(**tensors: Tensor | None) -> dict[str, Any]:
+def addresses(**tensors: Tensor | None) -> dict[str, Any]:
     """Return the addresses of tensors of one type; the caller must ensure their layout."""
     if len({(t.dtype, t.device) for t in tensors.values() if t is not None}) > 1:
         raise TypeError(ONE_TYPE)
@@ -245,7 +248,8 @@ def _at(**tensors: Tensor | None) -> dict[str, Any]:
     }
 
 
-def _batch(x: Tensor) -> structures.BatchStruct:
+def batch_of(x: Tensor) -> structures.BatchStruct:
+    """Return the C structure of the shape of a batch."""
     n, channels, height, width = x.shape
     return structures.BatchStruct(n, height, width, channels, torch.get_num_threads())
 
@@ -257,7 +261,7 @@ def _check_shapes(g: Tensor, x: Tensor) -> None:
 
 def check_output(g: Tensor, x: Tensor, stride: int) -> None:
     """Raise an error unless g has the output shape of an op with this stride on x."""
-    expected = (*x.shape[:2], *_strided(x, stride))
+    expected = (*x.shape[:2], *strided(x, stride))
     if g.shape != expected:
         raise ValueError(f"a gradient of shape {tuple(g.shape)} cannot be that of {expected}")
 

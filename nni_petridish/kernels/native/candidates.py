@@ -16,6 +16,7 @@ from nni_petridish.kernels.native.calls import (
     check_output,
     loaded,
 )
+from nni_petridish.kernels.native.pools import POOLINGS
 from nni_petridish.kernels.native.structures import CANDIDATE
 
 
@@ -49,7 +50,7 @@ class CandidateCall(NamedTuple):
     """Mean, variance and number of batches of each norm, to be updated; empty to skip that."""
 
 
-_OTHERS = ("none", "avg", "max", "reduce")
+_OTHERS = (*POOLINGS, "reduce")
 _NOWHERE = (0, 0)
 
 

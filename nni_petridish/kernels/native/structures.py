@@ -37,7 +37,7 @@ class PoolStruct(ctypes.Structure):
     """A pooling: ``pool`` of pool.h."""
 
     _fields_ = [
-        *_fields("kind stride", "x mean variance g totals products dx"),
+        *_fields("kind stride", "x y mean variance g totals products dx"),
         ("adds", ctypes.c_long),
     ]
 
@@ -54,12 +54,20 @@ class ProjectionStruct(ctypes.Structure):
 CANDIDATE = struct.Struct("5l 2P 3l 3l4P 3l4P 7P 7P 2d")
 """The fields of ``candidate`` of native.c in order; the last is the gradient of α."""
 
+SHORTCUT = struct.Struct("7P 4P 4P")
+"""The fields of ``shortcut`` of merge.h in order."""
+
+MERGE = struct.Struct("l 3P 7P 2P P 3P 2P 2P")
+"""The fields of ``merge`` of merge.h in order."""
+
 SIZES = {
     "batch": ctypes.sizeof(BatchStruct),
     "unit": ctypes.sizeof(UnitStruct),
     "pool": ctypes.sizeof(PoolStruct),
     "projection": ctypes.sizeof(ProjectionStruct),
     "candidate": CANDIDATE.size,
+    "shortcut": SHORTCUT.size,
+    "merge": MERGE.size,
 }
 """The size of each structure in bytes, by its name in C."""
 

@@ -4,6 +4,8 @@ Compiled once for each REAL.
 A candidate is computed in the backward pass, forward and backward in one go, while intermediate values
 are in the cache. Functions that allocate memory return 0 if they fail to. */
 
+#include "merge.h"
+#include "norm.h"
 #include "pool.h"
 #include "projection.h"
 #include "unit.h"
@@ -15,15 +17,6 @@ typedef struct {
     const REAL *weights[2];
     REAL *gradients[2];
 } parameters;
-
-/* The parameters of a norm (NULL for the last norm of a candidate) and its running statistics (NULL
-if not to be updated). */
-typedef struct {
-    const REAL *gamma, *beta;
-    REAL *dgamma, *dbeta;
-    REAL *running_mean, *running_variance;
-    long long *batches;
-} norm_parameters;
 
 /* A candidate: one or two units, each followed by a norm; or, without units, a pooling or a reduction
 (a projection of two parts) and a norm. */
@@ -41,21 +34,7 @@ typedef struct {
 /* The sizes of the structures, compared with those in structures.py. */
 const long size_of_batch = sizeof(batch), size_of_unit = sizeof(unit), size_of_pool = sizeof(pool);
 const long size_of_projection = sizeof(projection), size_of_candidate = sizeof(candidate);
-
-/* The settings of all norms. */
-typedef struct {
-    double eps, momentum;
-} settings;
-
-static void show(const norm_parameters *to, norm of, settings s) {
-    if (!to->batches) return;
-    for (long k = 0; k < of.channels; k++) {
-        double unbiased = of.variance[k] * of.count / (of.count - 1);
-        to->running_mean[k] += s.momentum * (of.mean[k] - to->running_mean[k]);
-        to->running_variance[k] += s.momentum * (unbiased - to->running_variance[k]);
-    }
-    ++*to->batches;
-}
+const long size_of_merge = sizeof(merge), size_of_shortcut = sizeof(shortcut);
 
 /* Σ g·x̂, the gradient of α. */
 static double correlation(norm of) {
@@ -138,10 +117,7 @@ static int two_units(chain *c, const REAL *g, settings s) {
     REAL *scale = c->vectors + SCALE * middle.channels, *shift = scale + middle.channels;
     if (!unit_forward(first, c->of->b)) return 0;
     show(between, middle, s);
-    for (long k = 0; k < middle.channels; k++) {
-        scale[k] = between->gamma[k] * inverse_deviation(middle, k);
-        shift[k] = between->beta[k] - scale[k] * middle.mean[k];
-    }
+    norm_forward(scale, shift, between, middle);
     last->x = first->y, last->center = middle.mean, last->scale = scale, last->shift = shift;
     last->dx = last->y; /* in place: each image is read before it is written */
     if (!last_unit(c, c->inner, g, s)) return 0;

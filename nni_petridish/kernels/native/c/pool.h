@@ -9,6 +9,7 @@ enum { NONE, MEAN, MAXIMUM };
 typedef struct {
     long kind, stride;
     const REAL *x;
+    REAL *y; /* output for the result; NULL if not needed */
     REAL *mean, *variance;
     const REAL *g; /* may be NULL; if given, also compute */
     REAL *totals, *products;
@@ -18,9 +19,9 @@ typedef struct {
 
 INLINE conv square_of_nine(const pool *of) { return (conv){3, of->stride, 1}; }
 
-/* May lose a NaN. That is harmless: g, by which the result is multiplied, is then NaN too. */
+/* NaN if one of them is. */
 INLINE vec larger(vec a, vec b) {
-    mask wins = b > a;
+    mask wins = ~((a >= b) | (a != a));
     return (vec)(((mask)b & wins) | ((mask)a & ~wins));
 }
 
@@ -115,7 +116,9 @@ static void pool_image(pool_workplace at, const pool *pools, long count, long im
                 if (pools[p].kind == NONE)
                     load_row(at.row + k, n, x + i * width * b.channels, width, b, k);
                 else pooled_row(at.row + k, n, columns_of(at.from, k, b), pools + p, i, b);
-            observe_row(at.sums + p * n, NULL, at.row, pools[p].g, first, width, b, i == 0);
+            observe_row(
+                at.sums + p * n, pools[p].y, at.row, pools[p].g, first, width, b, i == 0
+            );
         }
     }
 }
