@@ -17,12 +17,11 @@ from nni_petridish.core.genotype import (
     show,
 )
 from nni_petridish.errors import GenotypeError
-from search_spaces.vision.op_registry import KNOWN_OPS, VISION_OPS
+from search_spaces.any_model.token_registry import KNOWN_TOKEN_OPS
+from search_spaces.vision.op_registry import KNOWN_OPS
 
 #: The eligible operations on vectors: a linear layer with this activation, or the identity.
 VECTOR_OPS = ("relu", "tanh", "identity")
-#: The default operations of a model with sites on both images and vectors.
-MODEL_OPS = tuple(dict.fromkeys((*VISION_OPS, *VECTOR_OPS)))
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,9 @@ class ModelGenotype(LearnersGenotype):
 
 def _check_ops(ops: object) -> tuple[str, ...]:
     listed = as_list(ops)
-    known = all(op in VECTOR_OPS or op in KNOWN_OPS for op in listed or ())
+    known = all(op in VECTOR_OPS or op in KNOWN_OPS or op in KNOWN_TOKEN_OPS for op in listed or ())
     if not listed or not known or len(set(listed)) < len(listed):
-        allowed = ", ".join(dict.fromkeys((*KNOWN_OPS, *VECTOR_OPS)))
+        allowed = ", ".join(dict.fromkeys((*KNOWN_OPS, *VECTOR_OPS, *KNOWN_TOKEN_OPS)))
         raise GenotypeError(f"ops: must be some of {allowed}, each once, but got {show(ops)}.")
     return tuple(listed)
 

@@ -18,6 +18,10 @@ from nni_petridish.core.site import Site
 from nni_petridish.core.weak_learner import WeakLearner
 from nni_petridish.errors import GrowthError
 from search_spaces.any_model.genotype import VECTOR_OPS
+from search_spaces.any_model.outputs import features_of, with_features
+from search_spaces.any_model.padding import Padding, PaddingArguments
+from search_spaces.any_model.token_ops import ConcatProjectTokens, make_token_op, project_tokens
+from search_spaces.any_model.token_registry import KNOWN_TOKEN_OPS
 from search_spaces.any_model.trace import FeatureShape, halvings
 from search_spaces.any_model.vector_ops import ConcatProjectVector, make_vector_op, project_vector
 from search_spaces.vision.op_registry import KNOWN_OPS
@@ -32,29 +36,59 @@ class ForwardValues(threading.local):
 
     def __init__(self) -> None:
         self.passes: list[dict[str, Tensor]] = []
+        self.padding: list[Padding] = []
 
     def begin(self, net: nn.Module, args: Any) -> None:
         """Begin a forward pass; a pre-hook of the network."""
         self.passes.append({})
+        self.padding.append(Padding())
 
     def end(self, net: nn.Module, args: Any, output: Any) -> None:
         """End a forward pass and release its outputs; a hook of the network, run on errors too."""
         self.passes.pop()
+        self.padding.pop()
+
+    def mask_of(self, tokens: Tensor) -> Tensor | None:
+        """Return the mask of tokens, (N, T), true for real ones; None if there is no padding."""
+        return self.padding[-1].mask_of(tokens) if self.padding else None
 
     def __reduce__(self) -> tuple[type[ForwardValues], tuple[()]]:
         return ForwardValues, ()
 
 
 class SourceHook:
-    """Forward hook of a source."""
+    """Forward hook of a source; ``channels_last`` if it returns images (N, H, W, C)."""
 
-    def __init__(self, name: str, values: ForwardValues) -> None:
-        self.name, self.values = name, values
+    def __init__(self, name: str, values: ForwardValues, channels_last: bool = False) -> None:
+        self.name, self.values, self.channels_last = name, values, channels_last
 
-    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        """Store the output, which includes the weak learners of a source that is a site."""
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Store the features, which include the weak learners of a source that is a site."""
         if self.values.passes:
-            self.values.passes[-1][self.name] = output
+            self.values.passes[-1][self.name] = _channels_first(output, self.channels_last)
+
+
+class PaddingHook:
+    """Forward pre-hook of a network with sites on tokens."""
+
+    def __init__(self, net: nn.Module, values: ForwardValues) -> None:
+        self.arguments, self.values = PaddingArguments.of(net), values
+
+    def __call__(self, net: nn.Module, args: Any, kwargs: Any) -> None:
+        """Store what the arguments say about padding."""
+        self.values.padding[-1] = self.arguments.read(args, kwargs)
+
+
+def _channels_first(output: Any, channels_last: bool) -> Tensor:
+    """Return features; images as (N, C, H, W), (N, H, W, C) in memory being fastest for our ops."""
+    features = features_of(output)
+    assert features is not None
+    return features.permute(0, 3, 1, 2) if channels_last else features
+
+
+def known_ops(shape: FeatureShape) -> Sequence[str]:
+    """Return the names of all operations on features of this shape."""
+    return (VECTOR_OPS, KNOWN_TOKEN_OPS, KNOWN_OPS)[len(shape.size)]
 
 
 class ModelSite(Site):
@@ -70,12 +104,19 @@ class ModelSite(Site):
     sources
         The output shapes of the submodules that the site may read, by name.
     op_names
-        The eligible operations. Those that apply to x_k, images or vectors, are used.
+        The eligible operations. Those that apply to x_k, images, tokens or vectors, are used.
     values
         The outputs of the sources during a forward pass.
     last_reads
         The sources that no later site reads.
+
+    Attributes
+    ----------
+    channels_last
+        Whether the submodule returns images (N, H, W, C).
     """
+
+    channels_last = False
 
     def __init__(
         self,
@@ -86,7 +127,7 @@ class ModelSite(Site):
         values: ForwardValues,
         last_reads: Collection[str],
     ) -> None:
-        known = KNOWN_OPS if shape.size else VECTOR_OPS
+        known = known_ops(shape)
         own_ops = [op for op in op_names if op in known]
         if not own_ops:
             raise GrowthError(
@@ -109,18 +150,22 @@ class ModelSite(Site):
             return nn.Sequential(*early, FactorizedReduce(raw.channels, width))
         if raw.channels == width:
             return None
+        if raw.is_tokens:
+            return project_tokens(raw.channels, width)
         return project(raw.channels, width) if raw.size else project_vector(raw.channels, width)
 
     def make_op(self, source: str, op: str) -> nn.Module:
         """Make a candidate op; adapted sources have x_k's shape."""
         width = self.shape.channels
+        if self.shape.is_tokens:
+            return make_token_op(op, width, self.values.mask_of)
         return make_op(op, width) if self.shape.size else make_vector_op(op, width)
 
     def make_merge(self, merge: str, weights: Sequence[float] | None, n: int) -> nn.Module:
         """Make op_merge: concatenation and projection (the paper's choice), or a weighted sum."""
         if merge == "concat_project":
-            concat_project = ConcatProject if self.shape.size else ConcatProjectVector
-            return concat_project(self.shape.channels, n, weights)
+            concat_project = (ConcatProjectVector, ConcatProjectTokens, ConcatProject)
+            return concat_project[len(self.shape.size)](self.shape.channels, n, weights)
         return super().make_merge(merge, weights, n)
 
     def forward(self, x_k: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -132,13 +177,17 @@ class ModelSite(Site):
         # does not allow.
         return boosted.clone()
 
-    def boost_output(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+    def boost_output(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Replace the output by the boosted x_k; a forward hook of the submodule."""
         seen = self.values.passes[-1] if self.values.passes else {}
-        boosted = self(output, self._read(seen)) if self._has_grown() else None
+        boosted = self._boosted(output, self._read(seen)) if self._has_grown() else None
         for source in self.last_reads:
             seen.pop(source, None)
         return boosted
+
+    def _boosted(self, output: Any, inputs: Mapping[str, Tensor]) -> Any:
+        boosted: Tensor = self(_channels_first(output, self.channels_last), inputs)
+        return with_features(output, boosted.permute(0, 2, 3, 1) if self.channels_last else boosted)
 
     def _has_grown(self) -> bool:
         return len(self.learners) > 0 or self.weak_learner is not None

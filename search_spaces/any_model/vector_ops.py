@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +35,19 @@ class ConcatProjectVector(nn.Module):
         The number of shortcuts.
     weights
         If given, proj starts as the sum with these weights.
+
+    Attributes
+    ----------
+    norm_type
+        Makes the norm for a width. A subclass can set another one.
     """
+
+    norm_type: ClassVar[type[nn.BatchNorm1d | nn.LayerNorm]] = nn.BatchNorm1d
 
     def __init__(self, width: int, n: int, weights: Sequence[float] | None = None) -> None:
         super().__init__()
         self.linear = nn.Linear(n * width, width, bias=False)
-        self.norm = nn.BatchNorm1d(width)
+        self.norm = self.norm_type(width)
         if weights is not None:
             blocks = torch.cat([weight * torch.eye(width) for weight in weights], dim=1)
             with torch.no_grad():
@@ -47,4 +55,4 @@ class ConcatProjectVector(nn.Module):
 
     def forward(self, shortcuts: Sequence[Tensor]) -> Tensor:
         """Return h."""
-        return self.norm(self.linear(torch.cat(list(shortcuts), dim=1)))
+        return self.norm(self.linear(torch.cat(list(shortcuts), dim=-1)))

@@ -1,18 +1,15 @@
 """The registry of unary operations on images, by name, readable without torch.
 
-A new operation is one decorated function, see `register_op`. For processes that do not import its
-module, such as workers, a package lists the module in the entry point group ``nni_petridish.ops``.
-These modules are imported when an unknown name is looked up.
+A new operation is one decorated function, see `register_op`. `search_spaces.op_registry` says how
+other processes find it.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
-from nni_petridish.errors import ConfigError, GenotypeError
+from search_spaces.op_registry import OpRegistry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,10 +27,9 @@ VISION_OPS = (
     "identity",
 )
 """The eligible operations of the paper's vision tasks, in the order of the α tables."""
-PLUGINS = "nni_petridish.ops"
-"""The entry point group of modules that register operations."""
 
-_makers: dict[str, OpMaker] = {}
+KNOWN_OPS: OpRegistry[OpMaker] = OpRegistry(VISION_OPS)
+"""The names of all operations on images."""
 
 
 def register_op(name: str) -> Callable[[OpMaker], OpMaker]:
@@ -60,57 +56,9 @@ def register_op(name: str) -> Callable[[OpMaker], OpMaker]:
 
         space = VisionSpace((3, 32, 32), 10, ops=["conv_3x3", "identity"])
     """
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ConfigError(f"the name of an op must be an identifier but got {name!r}.")
-
-    def register(make: OpMaker) -> OpMaker:
-        known = _makers.setdefault(name, make)
-        if _origin(known) != _origin(make):
-            raise ConfigError(f"op {name!r} is registered already, by {_origin(known)}.")
-        _makers[name] = make  # of the same origin, such as a notebook cell that is run again
-        return make
-
-    return register
-
-
-class _KnownOps(Sequence[str]):
-    """All registered names, those of the paper first, always up to date.
-
-    Looking up an unknown name imports the modules of the entry points.
-    """
-
-    def __contains__(self, op: object) -> bool:
-        if op not in self._names():
-            _import_plugins()
-        return op in self._names()
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._names()[index]
-
-    def __len__(self) -> int:
-        return len(self._names())
-
-    @staticmethod
-    def _names() -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*VISION_OPS, *_makers)))
-
-
-KNOWN_OPS: Sequence[str] = _KnownOps()
-"""The names of all operations on images."""
+    return KNOWN_OPS.register(name)
 
 
 def op_maker(name: str) -> OpMaker:
     """Return the function registered for an operation; those of the paper are in `ops`."""
-    if name not in KNOWN_OPS:
-        raise GenotypeError(f"op must be one of {', '.join(KNOWN_OPS)} but got {name!r}.")
-    return _makers[name]
-
-
-def _origin(make: OpMaker) -> str:
-    return f"{make.__module__}.{make.__qualname__}"
-
-
-@functools.cache
-def _import_plugins() -> None:
-    for plugin in entry_points(group=PLUGINS):
-        plugin.load()
+    return KNOWN_OPS.maker(name)

@@ -19,10 +19,11 @@ from nni_petridish.kernels.batch_norm import normalize
 from nni_petridish.kernels.deferred_candidates import DeferredCandidate
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
 from nni_petridish.kernels.late_gradient import BeforeNorm
+from nni_petridish.kernels.merging import ConcatConvNorm
 from nni_petridish.kernels.moments import has_hooks
 from nni_petridish.kernels.once import once_differentiable
 from nni_petridish.kernels.pointwise import can_project, deferred_reduction, projection
-from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3, deferred_pool
+from nni_petridish.kernels.pooling import AvgPool3x3, MaxPool3x3, deferred_pool, pooled
 from nni_petridish.kernels.prepared import EndsInNorm, SharedInput
 from nni_petridish.kernels.separable import UnitModules, can_fuse, deferred_convs, separable_convs
 from nni_petridish.kernels.switch import fast_kernels_apply
@@ -103,6 +104,10 @@ class Pool(nn.Sequential, EndsInNorm):
         _, norm = self
         return cast(nn.BatchNorm2d, norm)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized output."""
+        return normalize(self.before_norm(SharedInput(x)), self.last_norm())
+
     def deferred(self, x: Tensor) -> DeferredCandidate | None:
         """Return the op as a deferred candidate, if the C kernels support it."""
         pool, norm = cast(Any, self)
@@ -110,7 +115,8 @@ class Pool(nn.Sequential, EndsInNorm):
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the output of the pooling."""
-        return BeforeNorm(self[0](z.value))
+        pool, _ = cast(Any, self)
+        return pooled(z.value, pool)
 
 
 class Identity(nn.BatchNorm2d, EndsInNorm):
@@ -276,7 +282,7 @@ def make_op(name: str, channels: int, stride: int = 1, affine: bool = False) -> 
     return op_maker(name)(channels, stride, affine)
 
 
-class ConcatProject(nn.Module):
+class ConcatProject(nn.Module, ConcatConvNorm):
     """op_merge = proj(concat(...)), where proj is a 1x1 conv to x_k's width and a batch norm.
 
     Parameters
@@ -303,6 +309,10 @@ class ConcatProject(nn.Module):
         """Return h."""
         return self.norm(self.conv(torch.cat(list(shortcuts), dim=1)))
 
+    def conv_and_norm(self) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+        """Return proj."""
+        return self.conv, self.norm
+
 
 class DropPath(nn.Module):
     """Drop the whole branch for random images in training (stochastic depth).
@@ -318,10 +328,15 @@ class DropPath(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep each image with probability ``keep`` and scale it by the inverse, or return 0."""
+        factors = self.factors(x)
+        return x if factors is None else x * factors
+
+    def factors(self, x: Tensor) -> Tensor | None:
+        """Draw the factor of each image, 1/``keep`` or 0, shape (N, 1, 1, 1); None if all are 1."""
         if not self.training or self.keep >= 1.0:
-            return x
+            return None
         mask = torch.empty((x.shape[0], 1, 1, 1), dtype=x.dtype, device=x.device)
-        return x * mask.bernoulli_(self.keep).div_(self.keep)
+        return mask.bernoulli_(self.keep).div_(self.keep)
 
     def extra_repr(self) -> str:
         """Show the probability to keep a branch."""

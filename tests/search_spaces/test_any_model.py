@@ -19,7 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.models import mobilenet_v2, resnet18, squeezenet1_1
+from torchvision.models import (
+    ConvNeXt,
+    SwinTransformer,
+    mobilenet_v2,
+    resnet18,
+    squeezenet1_1,
+)
+from torchvision.models.convnext import CNBlockConfig
 
 from nni_petridish import (
     Genotype,
@@ -613,16 +620,107 @@ def test_the_examples_in_the_docstrings_run(module: str) -> None:
     assert result.failed == 0
 
 
-def test_default_sites_are_neither_heads_nor_pools() -> None:
+class UNet(nn.Module):
+    """A U-Net of two levels, with as many outputs as asked."""
+
+    def __init__(self, outputs: int = 1) -> None:
+        super().__init__()
+        self.down1 = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+        self.down2 = nn.Sequential(nn.Conv2d(4, 8, 3, 2, padding=1), nn.ReLU())
+        self.up = nn.ConvTranspose2d(8, 4, 2, 2)
+        self.up1 = nn.Sequential(nn.Conv2d(8, 6, 3, padding=1), nn.ReLU())
+        self.out = nn.Conv2d(6, 2, 1)
+        self.more = nn.ModuleList(nn.Conv2d(8, 2, 1) for _ in range(outputs - 1))
+
+    def forward(self, x: Tensor) -> Tensor | dict[str, Tensor]:
+        first = self.down1(x)
+        second = self.down2(first)
+        result = self.out(self.up1(torch.cat([self.up(second), first], 1)))
+        aside = {str(i): head(second) for i, head in enumerate(self.more)}
+        return {"result": result, **aside} if aside else result
+
+
+def test_default_sites_are_neither_heads_nor_pools_and_the_skipped_are_named() -> None:
     squeeze = make_growable(squeezenet1_1(num_classes=7), torch.zeros(1, 3, 64, 64))
     assert not [site for site in squeeze.genotype.sources if site.startswith("classifier")]
+    assert squeeze.skipped_sites["classifier.2"] == "it makes the output of the network"
+    assert squeeze.skipped_sites["features.4"] == "no earlier stage can be halved to 128x15x15"
     small = make_growable(resnet18(num_classes=7), torch.zeros(1, 3, 32, 32))
     assert list(small.genotype.sources) == ["layer1", "layer2", "layer3", "layer4"]
-    unet = nn.Sequential(
-        *(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1)),
-        *(nn.Upsample(scale_factor=4), nn.Conv2d(8, 2, 1)),
-    )
-    assert "4" not in make_growable(unet, torch.zeros(1, 3, 8, 8)).genotype.sources
+    assert small.skipped_sites == {
+        "avgpool": "pooling and dropout do not end a stage",
+        "fc": "it returns vectors, and stages return images",
+        "relu": "it is the first stage: there is nothing to read",
+    }
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_heads_of_a_u_net_are_not_sites(outputs: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    net = make_growable(UNet(outputs), torch.zeros(1, 3, 8, 8), ops=OPS)
+    heads = ["out", "more.0"][:outputs]
+    assert {site: tuple(names) for site, names in net.genotype.sources.items()} == {
+        "down2": ("down1",),
+        "up": ("down1",),
+        "up1": ("down1", "up"),
+    }
+    for head in heads:
+        assert net.skipped_sites[head] == "it makes the output of the network"
+        assert f"{head} is not a site: it makes the output of the network." in caplog.messages
+    named = make_growable(UNet(outputs), torch.zeros(1, 3, 8, 8), sites=["up1"])
+    assert named.skipped_sites == {}
+
+
+def small_swin() -> SwinTransformer:
+    torch.manual_seed(0)
+    return SwinTransformer([4, 4], 8, [1, 1], [2, 2], [4, 4], num_classes=4)
+
+
+class OneSize(nn.Module):
+    """Blocks on (N, H, W, C), for images of 8x8 pixels only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 6, 1)
+        self.block = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 10))
+        self.head = nn.Linear(8 * 8 * 10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[2:] == (8, 8)
+        return self.head(self.block(self.stem(x).permute(0, 2, 3, 1)).flatten(1))
+
+
+@pytest.mark.parametrize("size", [32, 34])
+def test_stages_with_channels_last_grow_as_images(size: int) -> None:
+    net = small_swin()
+    x = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(0))
+    expected = predict(net, x)
+    make_growable(net, x[:1], ops=OPS)
+    assert [str(site.shape) for site in sites(net)] == [
+        "x".join(map(str, (c, s, s))) for c, s in ((8, size // 4), (16, -(-(size // 4) // 2)))
+    ]
+    attach_candidates(net)
+    torch.testing.assert_close(predict(net, x), expected, rtol=0, atol=1e-6)
+    train(net, x, labels(3), steps=2)
+    expected = predict(net, x)
+    finalize_candidates(net, 2)
+    torch.testing.assert_close(predict(net, x), expected, rtol=0, atol=1e-6)
+    train(net, x, labels(3), steps=1)
+    again = make_growable(small_swin(), x[:1], genotype=net.genotype)
+    again.load_state_dict(net.state_dict())
+    assert torch.equal(predict(again, x), predict(net, x))
+
+
+def test_a_network_for_one_size_has_its_layout_told_by_its_weights() -> None:
+    net = make_growable(OneSize(), torch.zeros(1, 2, 8, 8), ops=OPS)
+    assert {str(site.shape): site.channels_last for site in sites(net)} == {"10x8x8": True}
+    assert predict(attach_candidates(net)).shape == (6, 4)
+
+
+def test_blocks_that_permute_within_keep_channels_first() -> None:
+    blocks = [CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 1)]
+    net = make_growable(ConvNeXt(blocks, num_classes=4), torch.zeros(1, 3, 32, 32), ops=OPS)
+    assert [(str(site.shape), site.channels_last) for site in sites(net)] == [("12x4x4", False)]
 
 
 def test_a_plain_perceptron_grows_by_default() -> None:
