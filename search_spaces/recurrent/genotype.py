@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from nni_petridish.core.diagram import CellDiagram, DiagramPart
 from nni_petridish.core.genotype import Genotype, Learner, as_list, one_of, show
 from nni_petridish.errors import GenotypeError
+from search_spaces.darts_text import check_concat, darts_fields
 
 #: The paper's five primitives; ``none``, no connection, is never added to a cell.
 RECURRENT_PRIMITIVES = ("sigmoid", "relu", "tanh", "identity", "none")
@@ -33,12 +33,15 @@ class RecurrentGenotype(Genotype):
 
     ``[c0, h0] = [x, h] W0`` and ``s0 = h + σ(c0)·(tanh(h0) − h)`` are implied; node i with
     activation f and predecessor j is ``[c, h] = s_j W_i``, ``s_i = s_j + σ(c)·(f(h) − s_j)``, and
-    the cell's output is the average of its nodes.
+    the cell's output is the average of its nodes, or of some of them.
 
     Parameters
     ----------
     nodes
         ``(activation, predecessor)`` of each node, in the order of growth.
+    concat
+        The numbers of the nodes that are averaged, from 1; None, which is not written to JSON, is
+        all of them.
 
     Examples
     --------
@@ -52,6 +55,7 @@ class RecurrentGenotype(Genotype):
     """
 
     nodes: Sequence[Node]
+    concat: Sequence[int] | None = None
 
     space: ClassVar[str] = "recurrent"
     table: ClassVar[str] = "nodes"
@@ -65,6 +69,15 @@ class RecurrentGenotype(Genotype):
             )
         nodes = tuple(_check_node(i, node) for i, node in enumerate(listed))
         object.__setattr__(self, "nodes", nodes)
+        if self.concat is not None:
+            everything = range(1, len(nodes) + 1)
+            concat = check_concat("concat", self.concat, everything, noun="nodes")
+            object.__setattr__(self, "concat", None if len(concat) == len(nodes) else concat)
+
+    @property
+    def averaged(self) -> tuple[int, ...]:
+        """The numbers of the nodes whose average is the output, from 1."""
+        return tuple(self.concat or range(1, len(self.nodes) + 1))
 
     @classmethod
     def seed(cls, activation: str = "relu") -> RecurrentGenotype:
@@ -92,13 +105,19 @@ class RecurrentGenotype(Genotype):
             if source not in known:
                 raise GenotypeError(f"nodes: source must be {one_of(known)} but got {source!r}.")
             nodes.append((activation, known.index(source)))
-        return RecurrentGenotype(nodes)
+        added = range(len(self.nodes) + 1, len(nodes) + 1)
+        return RecurrentGenotype(nodes, self.concat and (*self.concat, *added))
 
     def cell_diagrams(self) -> dict[str, CellDiagram]:
         """Return the diagram of the cell: s0, the nodes, and their average."""
         first = DiagramPart([("x(t), h(t−1)", "tanh")], node_name(0), feeds_output=False)
         nodes = [
-            DiagramPart([(node_name(source), activation)], node_name(i), i - 2 if i > 1 else None)
+            DiagramPart(
+                [(node_name(source), activation)],
+                node_name(i),
+                i - 2 if i > 1 else None,
+                feeds_output=i in self.averaged,
+            )
             for i, (activation, source) in enumerate(self.nodes, start=1)
         ]
         return {CELL_KEY: CellDiagram(["x(t), h(t−1)"], [first, *nodes], "average = h(t)")}
@@ -107,26 +126,15 @@ class RecurrentGenotype(Genotype):
     def from_darts(cls, text: str) -> RecurrentGenotype:
         """Read DARTS's form, ``Genotype(recurrent=[('relu', 0), ...], concat=range(1, 9))``.
 
-        An assignment ``NAME = Genotype(...)`` is accepted too. Nothing is executed. ``concat`` must
-        contain all nodes, as in every cell published by DARTS.
+        An assignment ``NAME = Genotype(...)`` is accepted too. Nothing is executed.
         """
-        fields = _darts_fields(text)
-        for name in ("recurrent", "concat"):
-            if name not in fields:
-                raise GenotypeError(f"{name}: is missing in {show(text)}.")
-        genotype = cls(fields["recurrent"])
-        everything = list(range(1, len(genotype.nodes) + 1))
-        concat = as_list(fields["concat"])
-        if concat is None or sorted(concat) != everything:
-            raise GenotypeError(
-                f"concat: must be all nodes, 1 to {everything[-1]}, but got"
-                f" {show(fields['concat'])}."
-            )
-        return genotype
+        fields = darts_fields(text, ("recurrent", "concat"))
+        return cls(fields["recurrent"], fields["concat"])
 
     def to_darts(self) -> str:
         """Return the genotype in the form of DARTS's genotypes.py."""
-        return f"Genotype(recurrent={list(self.nodes)!r}, concat=range(1, {len(self.nodes) + 1}))"
+        concat = f"range(1, {len(self.nodes) + 1})" if self.concat is None else [*self.concat]
+        return f"Genotype(recurrent={list(self.nodes)!r}, concat={concat})"
 
 
 def _check_node(index: int, node: object) -> Node:
@@ -147,31 +155,3 @@ def _check_node(index: int, node: object) -> Node:
             f" {show(predecessor)}."
         )
     return activation, predecessor
-
-
-def _darts_fields(text: str) -> dict[str, Any]:
-    problem = GenotypeError(
-        "DARTS's form must be Genotype(recurrent=[(activation, predecessor), ...],"
-        f" concat=range(1, n)) but got {show(text)}."
-    )
-    try:
-        (statement,) = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError, AttributeError, MemoryError, RecursionError):
-        raise problem from None
-    call = getattr(statement, "value", None)
-    if not isinstance(call, ast.Call) or getattr(call.func, "id", None) != "Genotype" or call.args:
-        raise problem
-    try:
-        return {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
-    except (ValueError, TypeError):
-        raise problem from None
-
-
-def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal, or ``range(...)`` of literals as a list."""
-    if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "range":
-        bounds = [ast.literal_eval(argument) for argument in node.args]
-        if any(abs(bound) > 1000 for bound in bounds):
-            raise ValueError("range out of bounds")
-        return list(range(*bounds))
-    return ast.literal_eval(node)

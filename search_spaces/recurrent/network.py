@@ -5,13 +5,14 @@ embedding. The cell of the seed has a single relu node on s0; every growth adds 
 
 The output of a cell is the average of its nodes, ``s_1 + Σ η_i (s_i − s_1)``, where η_i is the
 share of node i. With all η_i = 1/n it is the mean, as in DARTS. The share of a new node starts at
-0, which preserves the predictions of the parent, and is trained like every other parameter.
+0, which preserves the predictions of the parent, and is trained like every other parameter. If only
+some nodes are averaged, the first of them takes the part of s_1, and the shares of the rest are 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import count, groupby
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -128,14 +129,25 @@ class RecurrentCell(Site):
         The eligible activations.
     max_nodes
         The maximum number of nodes.
+    outside
+        The numbers of the nodes that are not in the output, from 1.
     """
 
     candidates_type = CandidateNodes
 
     def __init__(
-        self, embedding: int, hidden: int, activation: str, op_names: Sequence[str], max_nodes: int
+        self,
+        embedding: int,
+        hidden: int,
+        activation: str,
+        op_names: Sequence[str],
+        max_nodes: int,
+        outside: Collection[int] = (),
     ) -> None:
         super().__init__(CELL_KEY, [node_name(0), node_name(1)], op_names)
+        self.outside = frozenset(outside)
+        # The first node in the output, which takes what the shares of the others leave.
+        self.anchor = next(i for i in count(1) if i not in self.outside)
         self.embedding, self.hidden, self.max_nodes = embedding, hidden, max_nodes
         self.weight = _uniform(embedding + hidden, 2 * hidden)
         self.first = Node(hidden, activation)
@@ -147,8 +159,18 @@ class RecurrentCell(Site):
 
     def average(self) -> Tensor:
         """Return the share of every node in the output; the shares sum to 1."""
-        etas = [learner.eta for learner in self._finished()]
-        return torch.stack([1 - sum(etas, self.weight.new_zeros(())), *etas])
+        nothing = self.weight.new_zeros(())
+        shares = dict.fromkeys(range(1, len(self.learners) + 2), nothing) | self._shares()
+        shares[self.anchor] = 1 - sum(self._shares().values(), nothing)
+        return torch.stack([*shares.values()])
+
+    def _shares(self) -> dict[int, Tensor]:
+        """Return η of each node in the output but the anchor, by its number."""
+        return {
+            i: learner.eta
+            for i, learner in enumerate(self._finished(), 2)
+            if i != self.anchor and i not in self.outside
+        }
 
     def eligible_shortcuts(self) -> list[Shortcut]:
         """Return every (earlier node, activation); none if the cell has ``max_nodes`` already."""
@@ -169,11 +191,14 @@ class RecurrentCell(Site):
         return op.node if isinstance(op, CandidateNode) else op
 
     def add_learner(self, shortcuts: Sequence[Shortcut], merge: str) -> None:
-        """Add a node with fresh weights; all nodes then have the same share."""
+        """Add a node with fresh weights; all nodes in the output then have the same share."""
         super().add_learner(shortcuts, merge)
+        inside = [i for i in range(1, len(self.learners) + 2) if i not in self.outside]
         with torch.no_grad():
-            for other in self._finished():
-                other.eta.fill_(1 / (len(self.learners) + 1))
+            for i, other in enumerate(self._finished(), 2):
+                other.eta.fill_(1 / len(inside) if i in inside else 0.0)
+                if i not in inside or i == self.anchor:
+                    other.eta.requires_grad_(False)  # it is not used
 
     def forward(self, x: Tensor, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return h(t) for all steps, shape (steps, batch, hidden).
@@ -209,7 +234,7 @@ class RecurrentCell(Site):
         return differentiable_outputs(unrolled, sf_x_c, projected, h, weight_0, weights, average)
 
     def boost(self, x_k: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        """Return s_1 + Σ η_i (s_i − s_1), plus x_c in joint weak learning."""
+        """Return the average of the nodes, plus x_c in joint weak learning."""
         return self._boost(x_k, inputs, None)
 
     def _boost(self, x_k: Tensor, inputs: dict[str, Tensor], mask: Tensor | None) -> Tensor:
@@ -217,7 +242,10 @@ class RecurrentCell(Site):
         for i, learner in enumerate(self._finished(), 2):
             state = learner.ops[0](inputs[learner.shortcuts[0][0]], mask)
             inputs[node_name(i)] = state
-            x_k = x_k + learner.eta * (state - first)
+            if i == self.anchor:
+                first = x_k = state
+            elif i not in self.outside:
+                x_k = x_k + learner.eta * (state - first)
         return self._add_candidates(x_k, inputs)
 
     def _add_candidates(self, x_k: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -259,7 +287,8 @@ class RecurrentNetwork(nn.Module):
         (activation, _), *others = genotype.nodes
         hidden = space.hidden or space.embedding
         self.cell = RecurrentCell(
-            space.embedding, hidden, activation, space.activations(), space.max_nodes
+            *(space.embedding, hidden, activation, space.activations(), space.max_nodes),
+            outside=set(range(1, len(genotype.nodes) + 1)) - set(genotype.averaged),
         )
         for op, predecessor in others:
             self.cell.add_learner([(node_name(predecessor), op)], "")

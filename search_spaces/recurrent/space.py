@@ -16,7 +16,7 @@ from nni_petridish.search.constraints import Count, Depth, OneOf, Width, check_f
 from search_spaces.recurrent.genotype import ACTIVATIONS, RECURRENT_PRIMITIVES, RecurrentGenotype
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from search_spaces.recurrent.network import RecurrentNetwork
 
@@ -107,7 +107,7 @@ class RecurrentSpace:
         Random architectures have at most ``max_learners`` nodes besides the first, by default as
         many as a cell can have.
         """
-        adapter = importlib.import_module("nni_petridish.nni_adapter.space")  # a space needs no NNI
+        adapter = importlib.import_module("nni_petridish.nni_adapter")  # a space needs no NNI
         most = max_learners or max(1, self.max_nodes - 1)
         return adapter.model_space(self, most, max_shortcuts=1)
 
@@ -116,6 +116,12 @@ class RecurrentSpace:
         from nni_petridish.core.complexity import count_parameters
 
         return cast("RecurrentNetwork", net).multiply_adds(), count_parameters(net)
+
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return one word, (steps, batch), for a network of this space."""
+        import torch
+
+        return (torch.zeros(1, 1, dtype=torch.int64),)
 
     def describe(self) -> dict[str, Any]:
         """Return the space as plain data; ``RecurrentSpace(**data)`` is an equal space."""

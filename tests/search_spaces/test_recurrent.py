@@ -37,6 +37,11 @@ DARTS_V2 = (
     "DARTS_V2 = Genotype(recurrent=[('sigmoid', 0), ('relu', 1), ('relu', 1), ('identity', 1),"
     " ('tanh', 2), ('sigmoid', 5), ('tanh', 3), ('relu', 5)], concat=range(1, 9))"
 )
+ENAS = (
+    "ENAS = Genotype(recurrent=[('tanh', 0), ('tanh', 1), ('relu', 1), ('tanh', 3), ('tanh', 3),"
+    " ('relu', 3), ('relu', 4), ('relu', 7), ('relu', 8), ('relu', 8), ('relu', 8)],"
+    " concat=[2, 5, 6, 9, 10, 11])"
+)
 CELLS = {
     "seed": [("relu", 0)],
     "chain": [("relu", 0), ("tanh", 1), ("sigmoid", 2)],
@@ -456,6 +461,66 @@ def test_published_cells_of_darts_round_trip_build_and_train(text: str) -> None:
     assert loss_of(net).item() < before - 0.1
 
 
+def average_of_nodes(net: RecurrentNetwork, x: Tensor, h: Tensor) -> Tensor:
+    """Return h(t) of one step after another, from the definition of DARTS's cell."""
+    genotype, cell = net.genotype, net.cell
+    weights = [cell.first.weight, *(learner.ops[0].weight for learner in cell.learners)]
+    outputs = []
+    for step in x:
+        c, a = (torch.cat([step, h], -1) @ cell.weight).chunk(2, -1)
+        states = [h + torch.sigmoid(c) * (torch.tanh(a) - h)]
+        for (activation, source), weight in zip(genotype.nodes, weights, strict=True):
+            c, a = (states[source] @ weight).chunk(2, -1)
+            z = states[source]
+            states.append(z + torch.sigmoid(c) * (F_OF[activation](a) - z))
+        h = torch.stack([states[i] for i in genotype.averaged]).mean(0)
+        outputs.append(h)
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "concat"),
+    [
+        (RecurrentGenotype.from_darts(ENAS).nodes, [2, 5, 6, 9, 10, 11]),
+        (CELLS["fan"], [1, 3]),
+        (CELLS["fan"], [2]),
+        (CELLS["fan"], range(1, 6)),
+    ],
+    ids=["ENAS", "with the first", "one", "all"],
+)
+def test_a_cell_averages_the_nodes_of_its_concat(nodes: list, concat: list) -> None:
+    torch.manual_seed(0)
+    net = RecurrentSpace(WORDS, 7, max_nodes=12).build(RecurrentGenotype(nodes, concat)).double()
+    x, h = torch.randn(STEPS, BATCH, 7).double(), torch.randn(BATCH, 7).double()
+    expected = average_of_nodes(net, x, h)
+    torch.testing.assert_close(net.cell(x, h), expected)
+    attach_candidates(net, weak_learning="joint", l1=0.0)
+    torch.testing.assert_close(net.cell(x, h), expected)  # step by step
+    detach_candidates(net)
+    train(net, steps=3)
+    outside = set(range(1, len(nodes) + 1)) - set(concat)
+    assert [net.cell.average().tolist()[i - 1] for i in sorted(outside)] == [0.0] * len(outside)
+    torch.testing.assert_close(net.cell.average().sum(), torch.ones(()).double())
+
+
+def test_enas_round_trips_and_a_new_node_joins_its_average() -> None:
+    genotype = RecurrentGenotype.from_darts(ENAS)
+    assert genotype.to_darts() == ENAS.partition(" = ")[2]
+    assert json.loads(genotype.to_json())["concat"] == [2, 5, 6, 9, 10, 11]
+    assert Genotype.from_json(genotype.to_json()) == genotype
+    assert RecurrentGenotype(genotype.nodes, range(1, 12)) == RecurrentGenotype(genotype.nodes)
+    net = RecurrentSpace(WORDS, 7, max_nodes=12).build(genotype)
+    before = loss_of(net).item()
+    attach_candidates(net)
+    loss_of(net).backward()
+    grown = finalize_candidates(net, 1)
+    assert grown.concat == (2, 5, 6, 9, 10, 11, 12)
+    assert loss_of(net).item() == pytest.approx(before, abs=1e-6)
+    again = RecurrentSpace(WORDS, 7, max_nodes=12).build(grown)
+    again.load_state_dict(net.state_dict())
+    assert loss_of(again).item() == pytest.approx(before, abs=1e-6)
+
+
 BAD_NODES = {
     "empty": ([], "nodes: must be a list of at least one"),
     "text": ("relu", "nodes: must be a list"),
@@ -481,7 +546,14 @@ def test_bad_nodes_are_named(name: str) -> None:
         ("import os", "DARTS's form must be"),
         ("Genotype(recurrent=open('x'), concat=[1])", "DARTS's form must be"),
         ("Genotype(recurrent=[('relu', 0)])", "concat: is missing"),
-        ("Genotype(recurrent=[('relu', 0), ('tanh', 0)], concat=[2])", "concat: must be all nodes"),
+        (
+            "Genotype(recurrent=[('relu', 0)], concat=[2])",
+            "concat: must be some of the nodes, 1 to 1",
+        ),
+        ("Genotype(recurrent=[('relu', 0)], concat=[])", "concat: must be some of the nodes"),
+        ("Genotype(recurrent=[('relu', 0)], concat=[1, 1])", "concat: must name each node once"),
+        ("Genotype(recurrent=[('relu', 0)], concat=[True])", "concat: must be some of the nodes"),
+        ("Genotype(recurrent=[('relu', 0)], concat=[1], more=1)", "more: is not a field"),
         ("Genotype(recurrent=[('relu', 0)], concat=range(1, 10**9))", "DARTS's form must be"),
         ("Genotype(recurrent=[('none', 0)], concat=[1])", "no connection"),
         ("Genotype(", "DARTS's form must be"),
