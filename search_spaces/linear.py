@@ -277,6 +277,10 @@ class LinearSpace:
         """
         return len(self.check(cast(LinearNetwork, net).genotype).features), count_parameters(net)
 
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return a row of features for a network of this space."""
+        return (torch.zeros(1, self.n_features, dtype=torch.float64),)
+
     def describe(self) -> dict[str, Any]:
         """Return the space as plain data; ``LinearSpace(**data)`` is an equal space."""
         return {

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from nni_petridish import errors
+from nni_petridish._support.reading import parse_json
 from nni_petridish.core.diagram import CellDiagram, diagrams_of_learners
 from nni_petridish.errors import GenotypeError
-from nni_petridish.reading import parse_json
 from nni_petridish.registry import genotype_homes
 
 VERSION = 1
@@ -47,7 +47,7 @@ class Genotype(ABC):
     """Base of all architectures; ``Genotype.from_json`` finds the family by its ``space``.
 
     A family is a frozen dataclass with a ``space``. Its fields are the keys of its JSON form, in
-    order. A field ``merge`` is written only if it is not the default.
+    order. A field with a default is written only if it has another value.
 
     Examples
     --------
@@ -127,9 +127,11 @@ class Genotype(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the genotype as plain data (lists, not tuples), ready for JSON."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if values.get("merge") == MERGES[0]:
-            del values["merge"]
+        values = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
         return {"version": VERSION, "space": self.space, **_plain(values)}
 
     def to_json(self, indent: int | None = None) -> str:
@@ -183,10 +185,11 @@ class Genotype(ABC):
 
     @classmethod
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name in names:
-            if name not in fields and name != "merge":
-                raise GenotypeError(f"{name}: is missing.")
+        known = dataclasses.fields(cls)
+        names = [field.name for field in known]
+        for field in known:
+            if field.name not in fields and field.default is dataclasses.MISSING:
+                raise GenotypeError(f"{field.name}: is missing.")
         unknown = sorted(map(str, fields.keys() - set(names)))
         if unknown:
             noun = cls.noun or f"{cls.space} genotype"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from nni_petridish.core.genotype import Genotype
 
@@ -38,4 +38,8 @@ class Space(Protocol):
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters) of a network of this space."""
+        ...
+
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return inputs of a network for one example, for measurements of latency."""
         ...

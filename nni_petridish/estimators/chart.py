@@ -11,8 +11,10 @@ from nni_petridish.results.report import svg
 from nni_petridish.results.report.hull import NARROW, hull_chart
 
 
-def hull_html(models: Sequence[GrownModel], measure: Measure) -> str:
+def hull_html(models: Sequence[GrownModel], measure: Measure, complexity: str) -> str:
     """Return an image element; the style of its picture does not reach the page."""
-    picture = svg.standalone(hull_chart(search_of(models), measure, NARROW))
+    search = search_of(models, complexity)
+    picture = svg.standalone(hull_chart(search, measure, NARROW))
     data = base64.b64encode(picture.encode()).decode()
-    return f'<img alt="error versus multiply-adds" src="data:image/svg+xml;base64,{data}"/>'
+    alt = f"error versus {search.complexity.title}"
+    return f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}"/>'

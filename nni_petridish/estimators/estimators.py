@@ -29,8 +29,9 @@ from nni_petridish.estimators.models import FoundModels, GrownModel, hull_models
 from nni_petridish.estimators.plain import plain_network
 from nni_petridish.registry import ERROR
 from nni_petridish.results.export import export_network
+from nni_petridish.search.complexity import COMPLEXITIES
 from nni_petridish.search.records import ModelRecord
-from nni_petridish.search.settings import Limits, SearchSettings
+from nni_petridish.search.settings import SKIP, Limits, SearchSettings
 from nni_petridish.tasks.arrays.spaces import choose_space, is_image, make_space
 from nni_petridish.tasks.arrays.task import ArrayRegression, ArrayTask
 from nni_petridish.tasks.arrays.training import ArrayRecipe, steps_per_epoch
@@ -47,6 +48,11 @@ class Growing(BaseEstimator):
     ----------
     max_multiply_adds : float or None
         The largest number of multiply-adds for one example; no larger model is ever returned.
+    max_parameters, max_latency : float or None
+        Further limits: of parameters, and of milliseconds for one example on this machine. The last
+        one needs ``complexity="latency"``.
+    complexity : {"multiply_adds", "parameters", "latency"}
+        What the models on the hull trade against their error.
     max_seconds : float or None
         Time after which ``fit`` returns the best model so far. Results then depend on the speed of
         the machine.
@@ -74,6 +80,9 @@ class Growing(BaseEstimator):
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         "max_multiply_adds": [Interval(Real, 1, None, closed="left"), None],
+        "max_parameters": [Interval(Real, 1, None, closed="left"), None],
+        "max_latency": [Interval(Real, 0, None, closed="neither"), None],
+        "complexity": [StrOptions(set(COMPLEXITIES))],
         "max_seconds": [Interval(Real, 0, None, closed="left"), None],
         "max_models": [Interval(Integral, 1, None, closed="left")],
         "epochs": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
@@ -96,6 +105,9 @@ class Growing(BaseEstimator):
         self,
         *,
         max_multiply_adds: float | None = None,
+        max_parameters: float | None = None,
+        max_latency: float | None = None,
+        complexity: str = "multiply_adds",
         max_seconds: float | None = None,
         max_models: int = 8,
         epochs: int | str = "auto",
@@ -109,6 +121,9 @@ class Growing(BaseEstimator):
         verbose: int = 0,
     ) -> None:
         self.max_multiply_adds = max_multiply_adds
+        self.max_parameters = max_parameters
+        self.max_latency = max_latency
+        self.complexity = complexity
         self.max_seconds = max_seconds
         self.max_models = max_models
         self.epochs = epochs
@@ -177,7 +192,7 @@ class Growing(BaseEstimator):
 
     @property
     def hull_(self) -> FoundModels:
-        """The best models of all sizes; ``hull_.at(multiply_adds)`` is an estimator with one."""
+        """The best models of all sizes; ``hull_.at(size)`` is an estimator with one of them."""
         check_is_fitted(self)
         return FoundModels(self, self._allowed())
 
@@ -238,15 +253,15 @@ class Growing(BaseEstimator):
     def _task(
         self, X: Floats, y: Any, weights: Floats, seed: int, known: list[GrownModel]
     ) -> ArrayTask:
-        limit = self.max_multiply_adds
+        sizes = self._limits(None).sizes()
         space = (
             make_space(known[0].space)
             if known
-            else choose_space(self._net_shape(), self._num_outputs(), limit)
+            else choose_space(self._net_shape(), self._num_outputs(), sizes)
         )
         training, validation = split(X, y, weights, self.validation_fraction, seed, self.scaling_)
         recipe = ArrayRecipe(batch_size=int(self.batch_size), lr=float(self.learning_rate))
-        return self._task_type(space, training, validation, recipe, limit, checkpoints=False)
+        return self._task_type(space, training, validation, recipe, checkpoints=False)
 
     def _settings(self, task: ArrayTask, seed: int, known: int) -> SearchSettings:
         epochs = self.epochs
@@ -254,29 +269,38 @@ class Growing(BaseEstimator):
             steps = steps_per_epoch(len(task.training), task.recipe.batch_size)
             epochs = min(max(_STEPS // steps, _EPOCHS[0]), _EPOCHS[1])
         half = max(1, int(epochs) // 2)
-        limits = Limits(
-            max_multiply_adds=self.max_multiply_adds,
-            max_models=known + int(self.max_models),
-        )
         return SearchSettings(
             seed=seed,
             l1=float(self.l1),
             i_max=int(self.i_max),
-            limits=limits,
+            limits=self._limits(known + int(self.max_models)),
             seed_epochs=int(epochs),
             weak_epochs=half,
             final_epochs=half,
+            complexity=self.complexity,
+        )
+
+    def _limits(self, max_models: int | None) -> Limits:
+        return Limits(
+            max_multiply_adds=self.max_multiply_adds,
+            max_parameters=self.max_parameters,
+            max_latency=self.max_latency,
+            oversize=SKIP,
+            max_models=max_models,
         )
 
     def _allowed(self) -> list[GrownModel]:
-        """Return the hull of the models within the limit."""
-        limit = float("inf") if self.max_multiply_adds is None else self.max_multiply_adds
-        found = hull_models([model for model in self.models_ if model.multiply_adds <= limit])
+        """Return the hull of the models within the limits."""
+        limits = self._limits(None).sizes()
+        within = [
+            model
+            for model in self.models_
+            if all(model.size(name) <= limit for name, limit in limits.items())
+        ]
+        found = hull_models(within, self.complexity)
         if not found:
-            raise ConfigError(
-                f"max_multiply_adds={limit:,.0f} is below the smallest model: fit without"
-                " warm_start."
-            )
+            shown = ", ".join(f"max_{name}={limit:,.6g}" for name, limit in limits.items())
+            raise ConfigError(f"{shown} is below the smallest model: fit without warm_start.")
         return found
 
     def _with_model(self, model: GrownModel) -> Self:
@@ -286,14 +310,15 @@ class Growing(BaseEstimator):
 
     def _tell(self, record: ModelRecord) -> None:
         if self.verbose:
-            measure, size = self._task_type.measure, record.multiply_adds
+            measure, complexity = self._task_type.measure, COMPLEXITIES[self.complexity]
             error = f"{measure.name} {measure.text(record.error)}"
-            print(f"{record.id}: {error}, {size:,} multiply-adds")
+            size = complexity.phrase(complexity.text(complexity.of(record.outcome)))
+            print(f"{record.id}: {error}, {size}")
 
     def _html_repr(self) -> str:
         html: str = super()._html_repr()
         return (
-            html + hull_html(self.models_, self._task_type.measure)
+            html + hull_html(self.models_, self._task_type.measure, self.complexity)
             if "models_" in vars(self)
             else html
         )

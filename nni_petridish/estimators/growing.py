@@ -84,7 +84,8 @@ def _run(
     callbacks: Callbacks,
     on_model: Callable[[ModelRecord], object],
 ) -> Search:
-    plan = GrowthSettings(settings.seed_epochs, settings.weak_epochs, settings.final_epochs)
+    epochs = (settings.seed_epochs, settings.weak_epochs, settings.final_epochs)
+    plan = GrowthSettings(*epochs, complexity=settings.complexity)
     with Coordinator(gallery, settings) as coordinator:
         search = coordinator.search
         while isinstance(answer := coordinator.ask(), Growth):

@@ -13,6 +13,7 @@ from torch import nn
 
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError
+from nni_petridish.search.complexity import COMPLEXITIES
 from nni_petridish.search.events import model_event
 from nni_petridish.search.records import Growth, Outcome
 from nni_petridish.search.search import Search
@@ -61,6 +62,10 @@ class GrownModel:
         """The number of parameters."""
         return int(self.outcome["parameters"])
 
+    def size(self, complexity: str) -> float:
+        """Return a size of the model by the name of the complexity; NaN if it was not measured."""
+        return COMPLEXITIES[complexity].of(Outcome.from_dict(self.outcome))
+
     def build(self) -> nn.Module:
         """Build the network with its weights, in eval mode."""
         with torch.random.fork_rng([]):
@@ -86,19 +91,19 @@ class GrownModel:
         return {**vars(self), "_net": None}
 
 
-def search_of(models: Sequence[GrownModel]) -> Search:
+def search_of(models: Sequence[GrownModel], complexity: str) -> Search:
     """Return the state of the search that found these models."""
-    search = Search(SearchSettings())
+    search = Search(SearchSettings(complexity=complexity))
     for model in models:
         growth, outcome = Growth.from_dict(model.growth), Outcome.from_dict(model.outcome)
         search.apply(model_event(growth, outcome))
     return search
 
 
-def hull_models(models: Sequence[GrownModel]) -> list[GrownModel]:
+def hull_models(models: Sequence[GrownModel], complexity: str) -> list[GrownModel]:
     """Return the models on the hull, from the cheapest to the most accurate."""
     by_id = {model.outcome["id"]: model for model in models}
-    return [by_id[record.id] for record in search_of(models).hull()]
+    return [by_id[record.id] for record in search_of(models, complexity).hull()]
 
 
 class FoundModels(Sequence[GrownModel]):
@@ -115,15 +120,21 @@ class FoundModels(Sequence[GrownModel]):
     def __init__(self, estimator: Growing, models: Sequence[GrownModel]) -> None:
         self._estimator, self._models = estimator, tuple(models)
 
-    def at(self, multiply_adds: float) -> Growing:
-        """Return the estimator with its most accurate model of at most so many multiply-adds."""
-        fitting = [model for model in self._models if model.multiply_adds <= multiply_adds]
+    def at(self, size: float) -> Growing:
+        """Return the estimator with its most accurate model of at most this complexity."""
+        fitting = [model for model in self._models if self._size(model) <= size]
         if not fitting:
+            name = self._estimator.complexity
+            least, got = (
+                COMPLEXITIES[name].text(value) for value in (self._size(self._models[0]), size)
+            )
             raise ConfigError(
-                f"multiply_adds must be at least {self._models[0].multiply_adds:,}, the smallest"
-                f" model, but got {multiply_adds:,}."
+                f"{name} must be at least {least}, the smallest model, but got {got}."
             )
         return self._estimator._with_model(fitting[-1])
+
+    def _size(self, model: GrownModel) -> float:
+        return model.size(self._estimator.complexity)
 
     def __getitem__(self, index: Any) -> Any:
         return self._models[index]
@@ -135,5 +146,6 @@ class FoundModels(Sequence[GrownModel]):
         return iter(self._models)
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{m.multiply_adds:,}: {m.error:.4g}" for m in self._models)
+        text = COMPLEXITIES[self._estimator.complexity].text
+        sizes = ", ".join(f"{text(self._size(m))}: {m.error:.4g}" for m in self._models)
         return f"FoundModels({{{sizes}}})"

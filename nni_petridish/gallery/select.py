@@ -22,18 +22,35 @@ def parse_count(text: str) -> int:
     >>> parse_count("60M"), parse_count("1.5G"), parse_count("250_000")
     (60000000, 1500000000, 250000)
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgb]?)", text.strip().lower().replace("_", ""))
-    number = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    number = _parse(text)
     if number < 1:
         raise ConfigError(f"A count must be a number such as 60M but got {text!r}.")
     return round(number)
 
 
+def parse_size(text: str) -> float:
+    """Read a count such as ``60M``, or milliseconds.
+
+    >>> parse_size("60M"), parse_size("0.5")
+    (60000000.0, 0.5)
+    """
+    number = _parse(text)
+    if not number > 0:
+        raise ConfigError(f"A size must be a number such as 60M, or 0.5 (ms), but got {text!r}.")
+    return number
+
+
+def _parse(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgb]?)", text.strip().lower().replace("_", ""))
+    return float(match[1]) * _UNITS[match[2]] if match else 0.0
+
+
 def open_search(folder: Path) -> tuple[Gallery, Search]:
     """Open a gallery and replay its journal, without writing; see `Gallery.read_events`."""
     gallery = Gallery(folder)
-    # Only the tolerance affects the result. It is in the gallery's description in every front.
-    settings = SearchSettings(tolerance=gallery.settings.get("tolerance", 0.0))
+    # Only these affect the result. They are in the gallery's description in every front.
+    names = ("tolerance", "complexity")
+    settings = SearchSettings(**{k: v for k, v in gallery.settings.items() if k in names})
     return gallery, Search.replay(settings, gallery.read_events())
 
 
@@ -54,10 +71,10 @@ def select_model(
     model
         Select the finished model with this id.
     near
-        Select the hull model with multiply-adds nearest to this number (the paper's rule), the more
-        accurate one in case of ties.
+        Select the hull model with multiply-adds, or another complexity that the search goes by,
+        nearest to this number (the paper's rule), the more accurate one in case of ties.
     max
-        Select the most accurate hull model with at most this many multiply-adds.
+        Select the most accurate hull model with at most this complexity.
     best
         Select the most accurate model (default).
     """
@@ -66,17 +83,18 @@ def select_model(
         raise ConfigError("Only one of MODEL, --near, --max and --best can be given.")
     if model is not None:
         return _named(search, model)
-    hull = search.hull()
+    hull, complexity = search.hull(), search.complexity
     if not hull:
         raise GalleryError("No model with a finite error is finished yet.")
     if near is not None:
-        return min(hull, key=lambda record: (abs(record.multiply_adds - near), record.error))
+        return min(hull, key=lambda one: (abs(complexity.of(one.outcome) - near), one.error))
     limit = math.inf if max is None else max
-    small = [record for record in hull if record.multiply_adds <= limit]
+    small = [record for record in hull if complexity.of(record.outcome) <= limit]
     if not small:
+        least = complexity.phrase(complexity.text(complexity.of(hull[0].outcome)))
         raise GalleryError(
-            f"The cheapest model, {hull[0].id}, has {hull[0].multiply_adds:,} multiply-adds but at"
-            f" most {limit:,} are wanted."
+            f"The cheapest model, {hull[0].id}, has {least} but at most {complexity.text(limit)}"
+            " are wanted."
         )
     return small[-1]
 

@@ -13,6 +13,9 @@ REFUSED = "refused"
 EXHAUSTED = "exhausted"
 """The kind of a failure of a parent from which every possible architecture was grown."""
 
+REJECTED = "rejected"
+"""The kind of a growth that was not made because it would not pay; no failure, and not retried."""
+
 
 def ask_event(growth: Growth, elapsed: float) -> Event:
     """Return the event that ``growth`` is handed out."""
@@ -39,7 +42,7 @@ def fail_event(id: str, attempt: int, reason: str, kind: str | None = None) -> E
     reason
         The reason, in one line.
     kind
-        `REFUSED`, `EXHAUSTED`, or None for a failure that another attempt may avoid.
+        `REFUSED`, `EXHAUSTED`, `REJECTED`, or None for a failure that another attempt may avoid.
     """
     event = {"event": "fail", "id": id, "attempt": attempt, "reason": reason}
     return event if kind is None else {**event, "kind": kind}

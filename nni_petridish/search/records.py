@@ -20,6 +20,12 @@ CHOICES = "choices"
 """The metric with the number of architectures that can be grown from a model, if it is small."""
 
 
+LATENCY = "latency"
+"""The metric with the measured milliseconds of a forward pass, where a search goes by it."""
+SMALLEST_CHILD = "smallest_child"
+"""The metric with the sizes of about the smallest child of a model, by the name of the size."""
+
+
 @dataclass(frozen=True)
 class Growth:
     """A task for a worker: grow ``parent``, or train a seed model if ``parent`` is None.
@@ -36,6 +42,9 @@ class Growth:
         λ and I_max.
     attempt
         1, or 2 when the first attempt failed.
+    within
+        The largest sizes of the child, by ``multiply_adds``, ``parameters`` or ``latency``; None if
+        it may have any size.
     """
 
     id: str
@@ -44,15 +53,17 @@ class Growth:
     l1: float
     i_max: int
     attempt: int = 1
+    within: Mapping[str, float] | None = field(default=None, hash=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {f: getattr(self, f) for f in _GROWTH_FIELDS}
+        """Return plain data for JSON; no limit of size is left out, as in earlier versions."""
+        data = {f: getattr(self, f) for f in _GROWTH_FIELDS}
+        return data if self.within is None else {**data, "within": dict(self.within)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Growth:
         """Read the result of `to_dict`; other keys are ignored."""
-        growth = cls(**_known(data, _GROWTH_FIELDS, "growth"))
+        growth = cls(**_known(data, _GROWTH_FIELDS, "growth"), within=data.get("within"))
         growth._check()
         return growth
 
@@ -65,6 +76,8 @@ class Growth:
                 raise SearchError(f"{name} of {self.id} must be at least {least}: {show(value)}.")
         if isinstance(self.l1, bool) or not isinstance(self.l1, int | float):
             raise SearchError(f"l1 of {self.id} must be a number but got {show(self.l1)}.")
+        if self.within is not None and not _are_sizes(self.within):
+            raise SearchError(f"within of {self.id} must hold numbers but got {show(self.within)}.")
         if parent is not None and growth_number(parent) >= number:
             raise SearchError(f"The parent of {self.id} must be older but is {parent}.")
 
@@ -210,6 +223,12 @@ def plain(value: Any) -> Any:
     raise SearchError(f"Expected numbers, strings, lists and mappings but got {show(value)}.")
 
 
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(size, int | float) and not isinstance(size, bool) for size in value.values()
+    )
+
+
 def _known(data: Mapping[str, Any], names: tuple[str, ...], what: str) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise SearchError(f"The {what} must be a mapping but is {show(data)}.")
@@ -220,5 +239,5 @@ def _known(data: Mapping[str, Any], names: tuple[str, ...], what: str) -> dict[s
 
 
 _SIZES = ("multiply_adds", "parameters", "epochs")
-_GROWTH_FIELDS = tuple(f.name for f in fields(Growth))
+_GROWTH_FIELDS = tuple(f.name for f in fields(Growth) if f.name != "within")
 _OUTCOME_FIELDS = tuple(f.name for f in fields(Outcome))

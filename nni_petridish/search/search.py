@@ -13,8 +13,10 @@ from dataclasses import replace
 from itertools import chain
 
 from nni_petridish.errors import SearchError
+from nni_petridish.search.complexity import COMPLEXITIES
 from nni_petridish.search.events import (
     REFUSED,
+    REJECTED,
     Event,
     ask_event,
     fail_event,
@@ -27,6 +29,7 @@ from nni_petridish.search.hull import choose_parent
 from nni_petridish.search.records import (
     CHOICES,
     FULL,
+    SMALLEST_CHILD,
     Done,
     Growth,
     ModelRecord,
@@ -35,7 +38,7 @@ from nni_petridish.search.records import (
     growth_id,
     growth_number,
 )
-from nni_petridish.search.settings import Limits, SearchSettings, check_number
+from nni_petridish.search.settings import SKIP, Limits, SearchSettings, check_number
 from nni_petridish.search.state import (
     ATTEMPTS,
     DROPPED,
@@ -61,6 +64,8 @@ __all__ = [
 # A function that returns (λ, I_max) for the growth with a given number. It may be called again for
 # the same number if the growth could not be recorded. It is never called in a replay.
 Chooser = Callable[[int], tuple[float, int]]
+REJECTIONS = 2
+"""Growths that a parent may have rejected: the candidates of the second one start elsewhere."""
 
 
 class Search(SearchState):
@@ -164,7 +169,7 @@ class Search(SearchState):
         attempt = current if attempt is None else attempt
         if attempt > current:
             raise SearchError(f"Attempt {attempt} of {id} failed but only {current} was asked for.")
-        is_over = facts.status in (FINISHED, DROPPED, QUARANTINED, REFUSED)
+        is_over = facts.status in (FINISHED, DROPPED, QUARANTINED, REFUSED, REJECTED)
         if is_over or attempt < current or attempt in facts.failures:
             return False
         self._commit(fail_event(id, attempt, str(reason) or "no reason given", kind))
@@ -264,10 +269,13 @@ class Search(SearchState):
         assert outcome is not None
         if outcome.metrics.get(FULL) or self._is_exhausted(id):
             return False
-        max_multiply_adds = limits.max_multiply_adds
-        if max_multiply_adds is not None and outcome.multiply_adds >= max_multiply_adds:
+        if self._rejections[id] >= REJECTIONS:
             return False
-        if limits.max_parameters is not None and outcome.parameters >= limits.max_parameters:
+        sizes = limits.sizes()
+        if any(COMPLEXITIES[name].of(outcome) >= limit for name, limit in sizes.items()):
+            return False
+        child = outcome.metrics.get(SMALLEST_CHILD) if limits.oversize == SKIP else None
+        if child and any(child.get(name, 0) > limit for name, limit in sizes.items()):
             return False
         if limits.max_growths is not None:
             return self._depth(id) < limits.max_growths
@@ -284,10 +292,12 @@ class Search(SearchState):
     def _why_no_parent(self) -> str:
         if self._hull.ids:
             limits = self.settings.limits
-            names = ("max_multiply_adds", "max_parameters", "max_growths")
+            names = ("max_multiply_adds", "max_parameters", "max_latency", "max_growths")
             set_ = [f"{n}={getattr(limits, n)}" for n in names if getattr(limits, n) is not None]
             if any(m.outcome.metrics.get(FULL) or self._is_exhausted(m.id) for m in self.hull()):
                 set_.append("the space has no more")
+            if any(self._rejections[m.id] >= REJECTIONS for m in self.hull()):
+                set_.append("growing would not pay")
             return f"no model on the hull may grow further ({', '.join(set_)})"
         dropped = [] if self._running else list(self.dropped().items())
         if dropped:
@@ -302,7 +312,9 @@ class Search(SearchState):
             check_number("l1", l1, 0)
             check_number("i_max", i_max, 1, whole=True)
         seed = _random_seed(self.settings.seed, number, attempt=1)
-        return Growth(growth_id(number), parent, seed, l1, i_max, attempt=1)
+        sizes = self.settings.limits.sizes()
+        within = sizes if sizes and self.settings.limits.oversize == SKIP else None
+        return Growth(growth_id(number), parent, seed, l1, i_max, attempt=1, within=within)
 
     def _again(self, id: str) -> Growth:
         facts = self._facts[id]

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
-from nni_petridish.core.l1 import L1_SCHEDULES, SCORES, WEAK_LEARNING
+from nni_petridish.core.l1 import L1_SCHEDULES, LINE, SCORES, WEAK_LEARNING
 from nni_petridish.errors import ConfigError, show
+from nni_petridish.search.complexity import COMPLEXITIES, MULTIPLY_ADDS
 from nni_petridish.search.constraints import LARGEST, Count, OneOf, Share, allows, check_fields
-from nni_petridish.search.records import Growth
+from nni_petridish.search.records import LATENCY, Growth
+
+TRAIN, SKIP = "train", "skip"
+ComplexityName = Annotated[str, OneOf(tuple(COMPLEXITIES))]
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,11 @@ class Limits:
     ----------
     max_multiply_adds, max_parameters
         Size from which on a model is not grown any further.
+    max_latency
+        The same in milliseconds of a forward pass, for a search whose ``complexity`` is latency.
+    oversize
+        ``"train"`` (the paper's rule) trains children beyond these sizes and grows none of them;
+        ``"skip"`` selects other shortcuts, and grows no model whose children are all too large.
     max_growths
         Maximum number of growths in one lineage, from the seed model on.
     max_models
@@ -39,6 +48,8 @@ class Limits:
 
     max_multiply_adds: Annotated[float, Ge(1)] | None = None
     max_parameters: Annotated[float, Ge(1)] | None = None
+    max_latency: Annotated[float, Gt(0)] | None = None
+    oversize: Annotated[str, OneOf((TRAIN, SKIP))] = TRAIN
     max_growths: Annotated[int, Ge(0)] | None = None
     max_models: Count | None = None
     max_epochs: Count | None = None
@@ -48,6 +59,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def sizes(self) -> dict[str, float]:
+        """Return the limits of size that are set, by the name of the complexity."""
+        sizes = {name: getattr(self, f"max_{name}") for name in COMPLEXITIES}
+        return {name: limit for name, limit in sizes.items() if limit is not None}
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,9 @@ class SearchSettings:
         Limits of the search.
     seed_epochs, weak_epochs, final_epochs
         Epochs of a seed model, of weak learning, and after finalizing. The search only counts them.
+    complexity
+        The quantity beside the error that the hull is made of: ``"multiply_adds"`` (the paper's),
+        ``"parameters"``, or ``"latency"``, measured on the machine of the growth.
     """
 
     seed: Annotated[int, Ge(0)] = 0
@@ -81,17 +100,22 @@ class SearchSettings:
     seed_epochs: Annotated[int, Ge(0)] = 200
     weak_epochs: Annotated[int, Ge(0)] = 80
     final_epochs: Annotated[int, Ge(0)] = 80
+    complexity: ComplexityName = MULTIPLY_ADDS
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.limits.max_latency is not None and self.complexity != LATENCY:
+            raise ConfigError(
+                f"limits.max_latency needs complexity to be latency but got {self.complexity!r}."
+            )
 
     def epochs_of(self, growth: Growth) -> int:
         """Return the number of epochs of a growth."""
         return self.seed_epochs if growth.parent is None else self.weak_epochs + self.final_epochs
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for `from_dict`."""
-        return asdict(self)
+        """Return plain data; the default complexity is left out, as in earlier versions."""
+        return {k: v for k, v in asdict(self).items() if (k, v) != ("complexity", MULTIPLY_ADDS)}
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that identify a search: all but its limits, which may change."""
@@ -123,6 +147,22 @@ class GrowthSettings:
     score
         The number by which candidates are selected: ``"alpha"`` (|α|, the paper's), ``"random"``,
         which needs no weak learning, or another of `nni_petridish.core.select`.
+    complexity
+        The quantity beside the error that the hull is made of: ``"multiply_adds"`` (the paper's),
+        ``"parameters"``, or ``"latency"``, measured on the machine of the growth.
+    weak_patience
+        If given, weak learning ends before ``weak_epochs`` when the largest |α| have been those of
+        the same candidates in so many checks in a row, 20 steps apart.
+    eta
+        The start of η: 0 (the paper) preserves the predictions of the parent, another number gives
+        the new operations a gradient at once, ``"line"`` is the result of a line search on
+        validation batches.
+    reject
+        Whether a growth is not made if that line search does not find a lower loss, by more than
+        chance explains. Needs ``eta: line``.
+    lr_after_growth
+        The learning rate of weak learning and of the training after it, as a share of the recipe's:
+        the parent was trained to the end of its schedule.
     """
 
     # 0 uses a given start model without training it.
@@ -132,9 +172,18 @@ class GrowthSettings:
     l1_schedule: Annotated[str, OneOf(L1_SCHEDULES)] = "constant"
     weak_learning: Annotated[str, OneOf(WEAK_LEARNING)] = "isolated"
     score: Annotated[str, OneOf(SCORES)] = "alpha"
+    complexity: ComplexityName = MULTIPLY_ADDS
+    weak_patience: Count | None = None
+    eta: Annotated[float, Ge(0), Le(1)] | Annotated[str, OneOf((LINE,))] = 0.0
+    reject: bool = False
+    lr_after_growth: Annotated[float, Gt(0), Le(1)] = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.reject and self.eta != LINE:
+            raise ConfigError(f"reject needs eta to be {LINE} but eta is {self.eta!r}.")
+        if self.eta != 0 and self.weak_learning != "isolated":
+            raise ConfigError("eta must be 0 in joint weak learning, which finds its own.")
         if self.weak_epochs == 0 and self.score != "random":
             raise ConfigError("weak_epochs must be at least 1 unless score is random but got 0.")
         if self.score not in ("alpha", "random") and self.weak_learning != "isolated":
@@ -144,8 +193,28 @@ class GrowthSettings:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; the default score is left out, as in galleries of earlier versions."""
-        return {k: v for k, v in asdict(self).items() if (k, v) != ("score", "alpha")}
+        """Return plain data, without later settings that have their defaults.
+
+        Galleries of earlier versions do not know these.
+        """
+        later = {f.name: f.default for f in fields(self) if f.name not in _FIRST_SETTINGS}
+        return {k: v for k, v in asdict(self).items() if k not in later or v != later[k]}
+
+
+_FIRST_SETTINGS = ("seed_epochs", "weak_epochs", "final_epochs", "l1_schedule", "weak_learning")
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "l1_schedule": "constant",
+        "weak_learning": "isolated",
+        "score": "alpha",
+        "complexity": MULTIPLY_ADDS,
+        "weak_patience": None,
+        "eta": 0.0,
+        "reject": False,
+        "lr_after_growth": 1.0,
+    }
+}
+"""Settings of a growth by name: those that a configuration does not give itself."""
 
 
 def check_number(name: str, value: Any, minimum: float, whole: bool = False) -> None:

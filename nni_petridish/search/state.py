@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nni_petridish.errors import SearchError, show
-from nni_petridish.search.events import EXHAUSTED, REFUSED, Event
+from nni_petridish.search.complexity import COMPLEXITIES
+from nni_petridish.search.events import EXHAUSTED, REFUSED, REJECTED, Event
 from nni_petridish.search.hull import Hull
 from nni_petridish.search.records import Growth, ModelRecord, Outcome, growth_id, growth_number
 from nni_petridish.search.settings import SearchSettings
@@ -56,11 +57,12 @@ class SearchState:
     Parameters
     ----------
     settings
-        The settings of the search, of which the tolerance and the epochs are used here.
+        The settings of the search, of which tolerance, complexity and epochs are used here.
     """
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
+        self.complexity = COMPLEXITIES[settings.complexity]
         self._facts: dict[str, GrowthFacts] = {}
         self._next_number = 0
         self._seeds = 0
@@ -77,6 +79,7 @@ class SearchState:
         # Parents from which every possible architecture was grown, and children by parent.
         self._exhausted: set[str] = set()
         self._children: Counter[str] = Counter()
+        self._rejections: Counter[str] = Counter()
         self._failed: dict[str, None] = {}
         self._newest_model = -1
         self._hull = Hull(settings.tolerance)
@@ -106,6 +109,11 @@ class SearchState:
     def dropped(self) -> dict[str, str]:
         """Return the reasons of failure of dropped growths, by id."""
         ids = [id for id, facts in self._facts.items() if facts.status == DROPPED]
+        return {id: self._last_failure(id) for id in sorted(ids, key=growth_number)}
+
+    def rejected(self) -> dict[str, str]:
+        """Return the reasons of the growths that were not made because they would not pay."""
+        ids = [id for id, facts in self._facts.items() if facts.status == REJECTED]
         return {id: self._last_failure(id) for id in sorted(ids, key=growth_number)}
 
     def failures(self) -> dict[str, dict[int, str]]:
@@ -258,10 +266,13 @@ class SearchState:
             planned = self.settings.epochs_of(facts.growth)
             self._running_epochs += planned * ((facts.status == RUNNING) - (before == RUNNING))
             self._count_child(facts, before)
+            if facts.status == REJECTED and facts.growth.parent is not None:
+                self._rejections[facts.growth.parent] += 1
+                self._spent_epochs += self.settings.weak_epochs
         self._models += (facts.status == FINISHED) - (before == FINISHED)
         if facts.status == FINISHED and facts.outcome is not None:
             outcome = facts.outcome
-            self._hull.add(growth_number(id), outcome.multiply_adds, outcome.error)
+            self._hull.add(growth_number(id), self.complexity.of(outcome), outcome.error)
         elif facts.status == QUARANTINED:
             self._forget(id)
 
@@ -284,8 +295,8 @@ class SearchState:
         if facts.outcome is not None:
             return FINISHED
         kind = facts.kinds.get(facts.growth.attempt)
-        if kind == REFUSED:
-            return REFUSED
+        if kind in (REFUSED, REJECTED):
+            return kind
         failed = facts.growth.attempt in facts.failures
         if failed and (
             facts.growth.attempt >= ATTEMPTS
@@ -304,7 +315,8 @@ class SearchState:
         if growth_number(id) in self._hull.ids or self.settings.tolerance > 0:
             self._hull = Hull(self.settings.tolerance)
             for model in self.models():
-                self._hull.add(growth_number(model.id), model.multiply_adds, model.error)
+                cost = self.complexity.of(model.outcome)
+                self._hull.add(growth_number(model.id), cost, model.error)
         for child in [*self._running, *self._waiting]:
             self._update(child, self._facts[child])
 
@@ -313,7 +325,7 @@ class SearchState:
     def _failed_since_model(self) -> Iterator[GrowthFacts]:
         """Yield the growths that failed after the newest one with a model, the newest first.
 
-        Growths that failed because of their parent, damaged or exhausted, are left out. The order
+        Rejected growths and those that failed because of their parent are left out. The order
         of growths counts, not that of events: the result is the same whichever worker is first.
         """
         for id in sorted(self._failed, key=growth_number, reverse=True):
@@ -326,8 +338,9 @@ class SearchState:
                 yield facts
 
     def _is_hopeless(self, growth: Growth, facts: GrowthFacts) -> bool:
-        """Return whether the parent, damaged or exhausted, is the reason of a failure."""
-        return EXHAUSTED in facts.kinds.values() or self._has_quarantined_parent(growth)
+        """Return whether the parent, damaged or exhausted, or a rejection is the reason."""
+        by_parent = {EXHAUSTED, REJECTED} & set(facts.kinds.values())
+        return bool(by_parent) or self._has_quarantined_parent(growth)
 
     def _asked(self, id: str) -> GrowthFacts:
         facts = self._facts.get(id)

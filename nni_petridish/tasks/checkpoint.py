@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nni_petridish._support.reading import parse_json, read_regular, refuse_large_header
 from nni_petridish.gallery.files import in_one_line, make_folder, remove_leftovers, write_file
-from nni_petridish.reading import parse_json, read_regular, refuse_large_header
 
 _log = logging.getLogger(__name__)
 

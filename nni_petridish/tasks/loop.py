@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from nni_petridish.errors import ConfigError, Interrupted, TrainingError
+from nni_petridish.kernels.waiting import watch_the_machine
 from nni_petridish.tasks.checkpoint import load_checkpoint, save_checkpoint
 from nni_petridish.tasks.distributed import World
 from nni_petridish.tasks.task import Callbacks, Phase, Progress, Record
@@ -223,6 +224,7 @@ def run(
     on_progress: Callable[[Progress], object] | None = None,
 ) -> History:
     """Train to the end, from the checkpoint on if there is one; see `LoopOptions`."""
+    watch_the_machine()
     net, world = trainer.net, trainer.world
     folder = None if checkpoint is None else Path(checkpoint)
     records = [] if folder is None else _resume(trainer, folder)

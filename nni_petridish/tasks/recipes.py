@@ -44,6 +44,18 @@ def changed_recipe(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         return replace(recipe, **changes)  # type: ignore[type-var]
 
 
+def scaled_recipe(recipe: Recipe, factor: float) -> Recipe:
+    """Return a recipe with all its learning rates scaled."""
+    if factor == 1:
+        return recipe
+    values = {field.name: getattr(recipe, field.name) for field in fields(recipe)}  # type: ignore[arg-type]
+    rates = {name: factor * values[name] for name in _RATES if name in values}
+    return replace(recipe, **rates)  # type: ignore[type-var]
+
+
+_RATES = ("lr", "lr_min", "scalar_lr")
+
+
 def _refuse_unknown(recipe: Any, changes: Mapping[str, Any]) -> None:
     known = [field.name for field in fields(recipe)]
     for name in changes:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.registry import Measure
 from nni_petridish.tasks.loop import History, LoopOptions, loop_options
+from nni_petridish.tasks.recipes import scaled_recipe
 from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record
 
 
@@ -69,7 +70,7 @@ class SpaceTask(ABC):
         self, net: nn.Module, phase: Phase, callbacks: Callbacks = NO_CALLBACKS
     ) -> list[Record]:
         """Train by the recipe; measure on the validation data after every epoch."""
-        recipe = replace(self.recipe, epochs=phase.epochs)
+        recipe = scaled_recipe(replace(self.recipe, epochs=phase.epochs), phase.lr_factor)
         history = self._fit(net, recipe, phase.random_seed, **loop_options(phase, callbacks))
         return list(history.records)
 
@@ -77,3 +78,8 @@ class SpaceTask(ABC):
         """Return (multiply-adds of one example, parameters)."""
         size: tuple[int, int] = self.space.size(net)
         return size
+
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return inputs of a network for one example."""
+        inputs: tuple[Tensor, ...] = self.space.example(net)
+        return inputs

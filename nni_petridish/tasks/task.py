@@ -39,6 +39,8 @@ class Phase:
         The name of the training in its progress bar and in messages.
     checkpoint
         The folder that the state is written to after every epoch; a state found there is restored.
+    lr_factor
+        The factor of the recipe's learning rate.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Phase:
     random_seed: int = 0
     label: str = "training"
     checkpoint: Path | None = None
+    lr_factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -144,4 +147,8 @@ class Task(Protocol):
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds, parameters)."""
+        ...
+
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return inputs of a network for one example, for measurements of latency."""
         ...

@@ -234,6 +234,10 @@ class MacroSpace:
         """Return (multiply-adds of one example, parameters) of a network of this space."""
         return count_multiply_adds(net, self.image_shape), count_parameters(net)
 
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return an image for a network of this space."""
+        return (torch.zeros(1, *self.image_shape),)
+
     def describe(self) -> dict[str, Any]:
         """Return the space as plain data; ``MacroSpace(**data)`` is an equal space."""
         return {

@@ -18,7 +18,7 @@ from search_spaces.any_model.genotype import VECTOR_OPS
 from search_spaces.vector.genotype import VectorGenotype
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from search_spaces.vector.network import VectorNetwork
 
@@ -90,6 +90,12 @@ class VectorSpace:
         from nni_petridish.core.complexity import count_multiply_adds, count_parameters
 
         return count_multiply_adds(net, (self.num_features,)), count_parameters(net)
+
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return a row of features for a network of this space."""
+        import torch
+
+        return (torch.zeros(1, self.num_features),)
 
     def describe(self) -> dict[str, Any]:
         """Return the space as plain data; ``VectorSpace(**data)`` is an equal space."""

@@ -21,7 +21,7 @@ from search_spaces.vision.genotype import MODES, VisionGenotype, macro_key
 from search_spaces.vision.op_registry import KNOWN_OPS, VISION_OPS
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from search_spaces.vision.network import VisionNetwork
 
@@ -197,9 +197,15 @@ class VisionSpace:
 
         return count_multiply_adds(net, self.image_shape), count_parameters(net)
 
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return an image for a network of this space."""
+        import torch
+
+        return (torch.zeros(1, *self.image_shape),)
+
     def model_space(self, max_learners: int = 3, max_shortcuts: int = 3) -> Any:
         """Return this space for NNI's experiments and strategies, see `GrowableModelSpace`."""
-        adapter = importlib.import_module("nni_petridish.nni_adapter.space")  # a space needs no NNI
+        adapter = importlib.import_module("nni_petridish.nni_adapter")  # a space needs no NNI
         return adapter.model_space(self, max_learners, max_shortcuts)
 
     def describe(self) -> dict[str, Any]:

@@ -166,6 +166,9 @@ class _ModelSpace:
 
         return count_multiply_adds(net, (2, 8, 8)), count_parameters(net)
 
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        return (torch.zeros(1, 2, 8, 8),)
+
 
 def _user_space() -> Space:
     from nni_petridish.nni_adapter.user_spaces.space import UserSpace

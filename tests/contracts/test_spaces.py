@@ -64,3 +64,9 @@ def test_growth_makes_a_network_larger(subject: Subject) -> None:
     before, after = map(subject.space.size, (subject.seed_net(), subject.grown_net()))
     assert 0 <= before[0] <= after[0]
     assert 0 < before[1] < after[1]
+
+
+def test_its_networks_take_its_example(subject: Subject, net: nn.Module) -> None:
+    subject.prediction(net)  # networks of NNI's spaces learn the shapes of their inputs
+    with torch.no_grad():
+        assert net.eval()(*subject.space.example(net)) is not None

@@ -78,6 +78,24 @@ def test_a_limit_below_every_network_is_refused_in_one_line() -> None:
         classifier(max_multiply_adds=5).fit(*wine())
 
 
+@pytest.mark.parametrize(
+    ("complexity", "limit", "unit"), [("parameters", 900, "parameters"), ("latency", 50.0, "ms")]
+)
+def test_other_complexities_limit_and_order_models(
+    complexity: str, limit: float, unit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"complexity": complexity, f"max_{complexity}": limit, "verbose": 1}
+    model = classifier(max_models=3, epochs=4, **options).fit(*wine())
+    sizes = [found.size(complexity) for found in model.hull_]
+    assert sizes == sorted(sizes)
+    assert all(found.size(complexity) <= limit for found in model.models_)
+    assert model.hull_.at(sizes[0]).model_ is model.hull_[0]
+    with pytest.raises(ConfigError, match=f"^{complexity} must be at least "):
+        model.hull_.at(sizes[0] / 2)
+    assert capsys.readouterr().out.splitlines()[0].endswith(f" {unit}")
+    assert "latency (ms)" in model._html_repr() or complexity != "latency"
+
+
 def test_the_time_limit_returns_a_model() -> None:
     model = classifier(max_seconds=0, epochs=1000, max_models=50).fit(*wine())
     assert len(model.models_) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.gallery.saved_model import read_header
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.runner import run_search

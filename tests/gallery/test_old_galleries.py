@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish import Gallery, SearchConfig, load_model, run_search
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.gallery.select import open_search
 
 STORED = Path(__file__).parents[1] / "data" / "galleries"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery.select import open_search, parse_count, select_model
 from nni_petridish.search.events import model_event

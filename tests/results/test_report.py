@@ -16,7 +16,7 @@ import pytest
 import torch
 from markupsafe import escape
 
-from nni_petridish.cli import _parser, main
+from nni_petridish.__main__ import _parser, main
 from nni_petridish.core.forecast import best_step, slopes
 from nni_petridish.core.grow import attach_candidates, sites
 from nni_petridish.gallery.gallery import Gallery

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.running.config import SearchConfig

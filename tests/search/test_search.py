@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nni_petridish.errors import ConfigError, SearchError
-from nni_petridish.search.events import EXHAUSTED, REFUSED, model_event
+from nni_petridish.search.events import EXHAUSTED, REFUSED, REJECTED, model_event
 from nni_petridish.search.hull import lower_hull
 from nni_petridish.search.records import CHOICES, growth_id
 from nni_petridish.search.search import (
@@ -773,6 +773,41 @@ def test_a_parent_whose_growth_finds_nothing_new_is_not_grown_again() -> None:
     assert search.fail(growth.id, "nothing new", kind=EXHAUSTED)
     assert search.ask() == Done("no model on the hull may grow further (the space has no more)")
     assert search.dropped() == {growth.id: "nothing new"}
+
+
+def test_a_rejected_growth_is_no_failure_and_closes_its_parent_when_repeated() -> None:
+    events: list[Event] = []
+    search = Search(
+        SearchSettings(weak_epochs=5, limits=Limits(max_failures=1, max_epochs=1000)),
+        commit=lambda event: (events.append(event), search.apply(event)),
+    )
+    finish(search, ask_growth(search), epochs=200)
+    first = ask_growth(search)
+    assert search.fail(first.id, "would not pay", kind=REJECTED)
+    assert not search.fail(first.id, "again")
+    assert search.rejected() == {first.id: "would not pay"}
+    assert search.dropped() == {}
+    assert search.gave_up() is None
+    assert search.failed_attempts() == 0
+    assert not search.retry(first.id)
+    second = ask_growth(search)
+    assert (second.parent, second.attempt) == ("g00000", 1)
+    assert second.seed != first.seed
+    assert search.fail(second.id, "would not pay", kind=REJECTED)
+    why = "no model on the hull may grow further (growing would not pay)"
+    assert search.ask() == Done(why)
+    assert search._spent_epochs == 200 + 2 * 5
+    assert Search.replay(search.settings, events).state() == search.state()
+
+
+def test_a_search_goes_on_from_other_parents_after_rejections() -> None:
+    search = with_seed_model()
+    finish(search, ask_growth(search), error=0.1, multiply_adds=200)
+    parents: Counter[str | None] = Counter()
+    while isinstance(growth := search.ask(), Growth):
+        parents[growth.parent] += 1
+        assert search.fail(growth.id, "would not pay", kind=REJECTED)
+    assert parents == {"g00000": 2, "g00001": 2}
 
 
 # Failures in a row.

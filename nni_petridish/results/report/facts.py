@@ -16,6 +16,7 @@ from nni_petridish.results.report.diary import (
     predicted_change,
     selected_shortcuts,
 )
+from nni_petridish.results.report.hull import short_size
 from nni_petridish.results.report.pictures import Documents
 from nni_petridish.search.records import ModelRecord
 from nni_petridish.search.search import Search
@@ -31,6 +32,8 @@ class ModelFacts:
         The growth and its outcome.
     error
         The error in its shown form.
+    size
+        The complexity in words.
     lineage
         Ids from the seed to the model.
     on_hull, is_best
@@ -51,6 +54,7 @@ class ModelFacts:
 
     record: ModelRecord
     error: str
+    size: str
     lineage: tuple[str, ...]
     on_hull: bool
     is_best: bool
@@ -85,6 +89,7 @@ def model_facts(search: Search, documents: Documents, measure: Measure) -> list[
             ModelFacts(
                 record=record,
                 error=measure.text(record.error),
+                size=short_size(record, search.complexity),
                 lineage=tuple(search.lineage(id)),
                 on_hull=id in on_hull,
                 is_best=best is not None and best.id == id,
@@ -127,11 +132,12 @@ def _seconds(history: Mapping[str, Any]) -> float | None:
 
 def failure_rows(search: Search) -> list[dict[str, str]]:
     """Return one row for each failed attempt and each quarantined model."""
-    dropped = search.dropped()
+    became = dict.fromkeys(search.dropped(), "given up")
+    became |= dict.fromkeys(search.rejected(), "not made")
     rows = [
         {
             "growth": f"{id}, attempt {attempt}",
-            "what became of it": "given up" if id in dropped else "tried again",
+            "what became of it": became.get(id, "tried again"),
             "reason": reason,
         }
         for id, reasons in search.failures().items()

@@ -1,4 +1,4 @@
-"""The chart of all models: error versus multiply-adds, and the lower convex hull."""
+"""The chart of all models: error versus complexity, and the lower convex hull."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from markupsafe import Markup
 from nni_petridish.registry import ERROR, Measure
 from nni_petridish.results.report import svg
 from nni_petridish.results.report.axes import Axis, Frame
+from nni_petridish.search.complexity import Complexity
 from nni_petridish.search.records import ModelRecord
 from nni_petridish.search.search import Search
 
@@ -25,13 +26,21 @@ def hull_chart(search: Search, measure: Measure = ERROR, size: tuple[int, int] =
     An axis is logarithmic where its values span a decade. The hull is made of straight lines on
     linear axes, so they are bent there.
     """
-    models = {record.id: record for record in search.models() if math.isfinite(record.error)}
+    complexity = search.complexity
+    models = {
+        record.id: record
+        for record in search.models()
+        if math.isfinite(record.error) and math.isfinite(complexity.of(record.outcome))
+    }
     if not models:
         note = svg.text(12, 25, "No model with a finite error is finished yet.", "soft")
         return svg.picture(size[0], 40, [note], "no model")
-    frame = _frame(list(models.values()), measure, size)
-    parts = frame.draw("multiply-adds", f"validation {measure.name}{measure.unit}", short=True)
-    values = {id: (float(r.multiply_adds), measure.scale * r.error) for id, r in models.items()}
+    frame = _frame(list(models.values()), measure, complexity, size)
+    parts = frame.draw(complexity.title, f"validation {measure.name}{measure.unit}", short=True)
+    values = {
+        id: (float(complexity.of(record.outcome)), measure.scale * record.error)
+        for id, record in models.items()
+    }
     at = {id: frame.place([point])[0] for id, point in values.items()}
     for id, record in models.items():
         if record.parent in at:
@@ -42,26 +51,34 @@ def hull_chart(search: Search, measure: Measure = ERROR, size: tuple[int, int] =
     for id, record in sorted(models.items(), key=lambda item: item[0] in on_hull):
         css, radius = ("mark f0", 6) if id in on_hull else ("mark", 5)
         data = {"model": id, "parent": record.parent or ""}
-        parts.append(svg.dot(*at[id], radius, css, tip(record, measure), data))
+        parts.append(svg.dot(*at[id], radius, css, tip(record, measure, complexity), data))
     parts += _names(hull, at, size[0])
     parts += _legend(frame)
-    label = f"validation {measure.name} versus multiply-adds"
+    label = f"validation {measure.name} versus {complexity.title}"
     return svg.picture(frame.width, frame.height, parts, label)
 
 
-def tip(record: ModelRecord, measure: Measure) -> str:
+def short_size(record: ModelRecord, complexity: Complexity) -> str:
+    """Return the complexity of a model in words."""
+    value = complexity.of(record.outcome)
+    return complexity.phrase(svg.short_count(value) if complexity.is_count else f"{value:.3g}")
+
+
+def tip(record: ModelRecord, measure: Measure, complexity: Complexity) -> str:
     """Return what is said about a model beside its point."""
     parent = f"grown from {record.parent}" if record.parent else "a seed"
-    size = f"{svg.short_count(record.multiply_adds)} multiply-adds"
+    size = short_size(record, complexity)
     return f"{record.id}: {measure.name} {measure.text(record.error)}, {size}, {parent}"
 
 
-def _frame(models: Sequence[ModelRecord], measure: Measure, size: tuple[int, int]) -> Frame:
+def _frame(
+    models: Sequence[ModelRecord], measure: Measure, complexity: Complexity, size: tuple[int, int]
+) -> Frame:
     width, height = size
     return Frame(
         width,
         height,
-        Axis.covering([record.multiply_adds for record in models], about=width // 120),
+        Axis.covering([complexity.of(record.outcome) for record in models], about=width // 120),
         Axis.covering([measure.scale * record.error for record in models]),
         left=58 if size == WIDE else 46,
         # Room for the names of the outermost models.

@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from nni_petridish.registry import ERROR, Measure
 from nni_petridish.results.report import svg
+from nni_petridish.results.report.hull import short_size
 from nni_petridish.results.report.tables import walk
 from nni_petridish.search.search import Search
 
@@ -18,9 +19,10 @@ def lineage_tree(search: Search, measure: Measure = ERROR) -> Markup:
     on_hull = {record.id for record in search.hull()}
     depth = max((len(last) for _, last in rows), default=0)
     left = 20 + _INDENT * depth + 90
+    timed = not search.complexity.is_count
     columns = (
         (measure.name, 70),
-        ("multiply-adds", 170),
+        (search.complexity.title if timed else "multiply-adds", 170),
         ("parameters", 270),
         ("times grown", 370),
     )
@@ -41,7 +43,9 @@ def lineage_tree(search: Search, measure: Measure = ERROR) -> Markup:
         parts.append(svg.text(x + 11, y + 4, record.id, "bold" if hull else ""))
         values = (
             measure.text(record.error),
-            svg.short_count(record.multiply_adds),
+            short_size(record, search.complexity)
+            if timed
+            else svg.short_count(record.multiply_adds),
             svg.short_count(record.parameters),
             str(search.times_chosen(record.id)),
         )

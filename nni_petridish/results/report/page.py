@@ -148,6 +148,7 @@ def render_page(
         style=Markup(svg.STYLE + _resource(STYLE)),
         script=Markup(script),
         measure=measure,
+        complexity=search.complexity,
         models=models,
         shown=[model for model in models if detailed is None or model.id in detailed],
         best=next((model for model in models if model.is_best), None),

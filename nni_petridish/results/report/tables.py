@@ -16,12 +16,15 @@ def hull_rows(search: Search, measure: Measure = ERROR) -> list[dict[str, str]]:
 
 def model_row(search: Search, record: ModelRecord, measure: Measure = ERROR) -> dict[str, str]:
     """Return the row of a model: values by column titles."""
+    complexity = search.complexity
+    timed = {} if complexity.is_count else {complexity.title: _cost(search, record)}
     return {
         "model": record.id,
         "parent": record.parent or "-",
         "growths": str(len(search.lineage(record.id)) - 1),
         "parameters": f"{record.parameters:,}",
         "multiply-adds": f"{record.multiply_adds:,}",
+        **timed,
         measure.name: f"{record.error:.4f}",
         "chosen": str(search.times_chosen(record.id)),
     }
@@ -59,9 +62,13 @@ def lineage_table(search: Search) -> str:
         lines.append((branches + branch + record.id, record, star))
     width = max((len(name) for name, _, _ in lines), default=0)
     return "\n".join(
-        f"{name.ljust(width)}  {record.error:.4f}  {record.multiply_adds:>13,}{star}"
+        f"{name.ljust(width)}  {record.error:.4f}  {_cost(search, record):>13}{star}"
         for name, record, star in lines
     )
+
+
+def _cost(search: Search, record: ModelRecord) -> str:
+    return search.complexity.text(search.complexity.of(record.outcome))
 
 
 def walk(search: Search) -> Iterator[tuple[ModelRecord, list[bool]]]:

@@ -1,4 +1,4 @@
-"""The space that fits an input and a limit of multiply-adds."""
+"""The space that fits an input and limits of size."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from nni_petridish.core.space import Space
 from nni_petridish.errors import ConfigError
+from nni_petridish.search.complexity import COMPLEXITIES
+from nni_petridish.tasks.sizes import sizes_of
 from search_spaces.vector.space import VectorSpace
 from search_spaces.vision.space import MIN_IMAGE_SIZE, VisionSpace
 
@@ -22,7 +24,7 @@ def is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIZE
 
 
-def choose_space(shape: tuple[int, ...], outputs: int, limit: float | None) -> Space:
+def choose_space(shape: tuple[int, ...], outputs: int, limits: Mapping[str, float]) -> Space:
     """Return the widest space whose seed leaves room to grow, or else one whose seed fits.
 
     Parameters
@@ -31,24 +33,26 @@ def choose_space(shape: tuple[int, ...], outputs: int, limit: float | None) -> S
         (features,) or (channels, height, width).
     outputs
         The number of outputs.
-    limit
-        The limit of multiply-adds; None for a space of moderate size.
+    limits
+        The largest sizes, by the name of the complexity; none for a space of moderate size.
     """
     spaces = list(_spaces(shape, outputs))
-    if limit is None:
+    if not limits:
         return spaces[_FILTERS.index(_DEFAULT_FILTERS)] if is_image(shape) else spaces[0]
-    smallest = 0
+    sizes: dict[str, float] = {}
     fitting = None
     for space in spaces:  # from wide to narrow
-        smallest = space.size(space.build(space.seed()))[0]
-        if smallest <= _SHARE * limit:
+        sizes = sizes_of(space, space.build(space.seed()), tuple(limits))
+        if all(sizes[name] <= _SHARE * limit for name, limit in limits.items()):
             return space
-        if smallest <= limit:
+        if all(sizes[name] <= limit for name, limit in limits.items()):
             fitting = space
     if fitting is None:
+        name = max(limits, key=lambda name: sizes[name] / limits[name])
+        least, limit = (COMPLEXITIES[name].text(value) for value in (sizes[name], limits[name]))
         raise ConfigError(
-            f"max_multiply_adds must be at least {smallest:,} for inputs of shape {shape} and"
-            f" {outputs} outputs but got {limit:,.0f}."
+            f"max_{name} must be at least {least} for inputs of shape {shape} and {outputs} outputs"
+            f" but got {limit}."
         )
     return fitting
 

@@ -1,4 +1,4 @@
-"""Arrays in memory as a task: a space, weighted examples, a recipe and a limit of size."""
+"""Arrays in memory as a task: a space, weighted examples and a recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nni_petridish.core.complexity import count_multiply_adds
 from nni_petridish.core.space import Space
-from nni_petridish.errors import DataError, ExhaustedError, Interrupted
+from nni_petridish.errors import DataError, Interrupted
 from nni_petridish.registry import ERROR, Measure
 from nni_petridish.tasks.arrays.training import (
     ArrayRecipe,
@@ -38,8 +38,6 @@ class ArrayTask(SpaceTask):
         The examples.
     recipe
         The recipe of training; its number of epochs is replaced by that of each phase.
-    max_multiply_adds
-        The limit of size. A network that exceeds it after finalizing is given up at once.
     facts
         What a user of a model must know of the data, as plain data.
     checkpoints
@@ -52,7 +50,6 @@ class ArrayTask(SpaceTask):
     training: Examples
     validation: Examples
     recipe: ArrayRecipe
-    max_multiply_adds: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     checkpoints: bool = True
     testing: Examples | None = None
@@ -67,8 +64,6 @@ class ArrayTask(SpaceTask):
         A seed model that is asked to stop keeps the weights it has, so that there is a model at any
         time.
         """
-        if phase.name == "final":
-            self._check_size(net)
         if not self.checkpoints:
             phase = replace(phase, checkpoint=None)
         try:
@@ -77,13 +72,6 @@ class ArrayTask(SpaceTask):
             if phase.name != "seed":
                 raise
             return []
-
-    def _check_size(self, net: nn.Module) -> None:
-        limit, size = self.max_multiply_adds, self.size(net)[0]
-        if limit is not None and size > limit:
-            raise ExhaustedError(
-                f"the grown network has {size:,} multiply-adds, above the limit of {limit:,.0f}."
-            )
 
     def _fit(
         self, net: nn.Module, recipe: ArrayRecipe, seed: int, **options: Unpack[LoopOptions]
