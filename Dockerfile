@@ -16,7 +16,8 @@ WORKDIR /home/petridish/nni_petridish
 
 # The packages first: they are downloaded again only when their versions change.
 COPY --chown=petridish Makefile setup.cfg pyproject.toml constraints.txt README.md LICENSE ./
-COPY --chown=petridish nni_petridish/__init__.py nni_petridish/_lazy.py nni_petridish/
+COPY --chown=petridish nni_petridish/__init__.py nni_petridish/
+COPY --chown=petridish nni_petridish/_support/ nni_petridish/_support/
 COPY --chown=petridish search_spaces/__init__.py search_spaces/
 RUN make .venv/installed
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 def show(value: object, length: int = 200) -> str:
     """Return the repr of a value for an error message, cut to a length."""
@@ -20,6 +23,10 @@ class GenotypeError(PetridishError):
     """A genotype is malformed, or does not fit the space it is built in."""
 
 
+class MissingPackageError(PetridishError, ImportError):
+    """An optional package is missing; an `ImportError`, which code that tries imports expects."""
+
+
 class ConfigError(PetridishError):
     """A setting has a value that is not allowed."""
 
@@ -34,6 +41,10 @@ class GrowthError(PetridishError):
 
 class ExhaustedError(GrowthError):
     """Every architecture that a growth could select was grown from its parent already."""
+
+
+class RejectedError(GrowthError):
+    """A growth would not lower the loss on held-out data, so it was not made: no failure."""
 
 
 class GalleryError(PetridishError):
@@ -69,3 +80,34 @@ class Interrupted(PetridishError):
 
 class Orphaned(PetridishError):
     """The front that handed out a growth is gone; the next one will hand it out again."""
+
+
+EXTRAS = {
+    "nni": ("nni", "pytorch_lightning", "pkg_resources", "requests"),
+    "lightning": ("pytorch_lightning",),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+}
+"""The modules of each extra of the package (``setup.cfg``) that may be missing."""
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Raise a `MissingPackageError` if an import in this context fails for want of an extra.
+
+    Parameters
+    ----------
+    extra
+        A key of `EXTRAS`.
+    what
+        The part of the package that needs it, for the message.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS[extra]:
+            raise
+        raise MissingPackageError(
+            f"{what} needs the package {missing}, which is missing:"
+            f' pip install "nni-petridish[{extra}]".'
+        ) from None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish.errors import needing
 from nni_petridish.registry import measure_of
 from nni_petridish.running.commands import (
     Finish,
@@ -37,6 +39,8 @@ def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -
     from nni_petridish.running.coordinator import Coordinator
     from nni_petridish.search.records import Done
 
+    with needing("nni", "nni-petridish run"):
+        importlib.import_module("nni")
     config, before = config_to_search(options, read_config)
     is_done = before is not None and isinstance(before.ask(before.elapsed), Done)
     if before is not None and is_done and not before.refused():

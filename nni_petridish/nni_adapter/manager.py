@@ -14,8 +14,8 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from nni_petridish._support.reading import parse_json
 from nni_petridish.nni_adapter.compat.guard import TOKEN_HEADER
-from nni_petridish.reading import parse_json
 
 _ANSWER_SECONDS = 10
 _CHANNEL = re.compile(r"ws://([^/]+)(/.*)?/tuner(?:\?token=(.*))?")

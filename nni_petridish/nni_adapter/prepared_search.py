@@ -74,7 +74,7 @@ class StrategySettings:
             raise ConfigError(f"{names} must not be a range where a chooser is given.")
         if self.fixed is not None and not isinstance(self.fixed, Mapping):
             raise ConfigError(f"fixed must be labels and their values but got {self.fixed!r}.")
-        SearchSettings(**numbers, limits=self.limits)
+        SearchSettings(**numbers, limits=self.limits, complexity=self.variants["complexity"])
         for phase, epochs in self.epochs.items():
             if epochs is not None:
                 check_number(f"{phase}_epochs", epochs, 1, whole=True)
@@ -121,7 +121,10 @@ class PreparedSearch:
             for phase, evaluator in self.evaluators.items()
         }
         self.plan = GrowthSettings(**epochs, **strategy.variants)
-        self.settings = SearchSettings(**search, limits=strategy.limits, **epochs)
+        complexity = self.plan.complexity
+        self.settings = SearchSettings(
+            **search, limits=strategy.limits, **epochs, complexity=complexity
+        )
         # As in `SearchConfig.identity`, a range replaces its number.
         ranged = {name: asdict(range) for name, range in ranges.items()}
         described = {"space": self.space.name, **self.space.describe()}

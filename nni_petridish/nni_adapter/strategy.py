@@ -73,8 +73,10 @@ class Petridish(Strategy):
         Number of seed models.
     tolerance
         Relative width of the band above the hull whose models may be parents too.
-    max_models, max_growths, max_multiply_adds, max_parameters, max_epochs, max_seconds
+    max_models, max_growths, max_multiply_adds, max_parameters, max_latency, max_epochs, max_seconds
         Limits of the search, see `Limits`. The limits of the experiment apply as well.
+    oversize
+        ``"train"`` or ``"skip"`` children beyond the limits of size, see `Limits`.
     max_failures, max_pause
         Further limits: growths that fail in a row, and seconds to wait for a disk that is full.
     retry_failed
@@ -86,6 +88,8 @@ class Petridish(Strategy):
         An evaluator for one phase, in place of the experiment's.
     l1_schedule, weak_learning, score
         Variants of weak learning and of the selection, see `GrowthSettings`.
+    complexity
+        What the hull is made of beside the error, see `SearchSettings`.
     metric, optimize, error
         The reported number that the search uses and its conversion to an error, see `Metric`. By
         default, error = 1 − the reported accuracy, also if that is in percent; reports of NNI's
@@ -129,6 +133,8 @@ class Petridish(Strategy):
         max_growths: int | None = None,
         max_multiply_adds: float | None = None,
         max_parameters: float | None = None,
+        max_latency: float | None = None,
+        oversize: str = "train",
         max_epochs: int | None = None,
         max_seconds: float | None = None,
         max_failures: int | None = 5,
@@ -143,6 +149,7 @@ class Petridish(Strategy):
         l1_schedule: str = "constant",
         weak_learning: str = "isolated",
         score: str = "alpha",
+        complexity: str = "multiply_adds",
         metric: str = "default",
         optimize: str = "auto",
         error: Callable[[float], float] | None = None,
@@ -173,12 +180,19 @@ class Petridish(Strategy):
                 max_growths=max_growths,
                 max_multiply_adds=max_multiply_adds,
                 max_parameters=max_parameters,
+                max_latency=max_latency,
+                oversize=oversize,
                 max_epochs=max_epochs,
                 max_seconds=max_seconds,
                 max_failures=max_failures,
                 max_pause=max_pause,
             ),
-            variants={"l1_schedule": l1_schedule, "weak_learning": weak_learning, "score": score},
+            variants={
+                "l1_schedule": l1_schedule,
+                "weak_learning": weak_learning,
+                "score": score,
+                "complexity": complexity,
+            },
             epochs={"seed": seed_epochs, "weak": weak_epochs, "final": final_epochs},
             evaluators={"seed": seed_evaluator, "weak": weak_evaluator, "final": final_evaluator},
             metric=Metric(metric, optimize, error),

@@ -13,7 +13,13 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn
 
-from nni_petridish.errors import Orphaned, PetridishError
+from nni_petridish.errors import (
+    MissingPackageError,
+    Orphaned,
+    PetridishError,
+    RejectedError,
+    needing,
+)
 from nni_petridish.running.process import keep_freed_memory, set_threads
 from nni_petridish.search.records import Growth, Outcome
 
@@ -64,10 +70,14 @@ def main() -> int:
     stopping = Stopping()
     stopping.listen()
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    import nni  # imports no torch: the number of threads can still be set
+    try:
+        with needing("nni", "nni_petridish.trial"):
+            import nni  # imports no torch: the number of threads can still be set
 
-    from nni_petridish.nni_adapter.compat.plain_json import read_plain_json
-
+            from nni_petridish.nni_adapter.compat.plain_json import read_plain_json
+    except MissingPackageError as error:
+        print(f"nni_petridish: {error}", file=sys.stderr)
+        return 1
     read_plain_json()
     parameters = nni.get_next_parameter()
     if not parameters or "gallery" not in parameters:
@@ -77,6 +87,9 @@ def main() -> int:
     keep_freed_memory()
     try:
         outcome = _grow(Growth.from_dict(parameters), parameters["gallery"], stopping)
+    except RejectedError as error:  # no failure, and no model to report
+        print(f"nni_petridish: {error}")
+        return 0
     except PetridishError as error:
         print(f"nni_petridish: {error}", file=sys.stderr)
         return 143 if stopping.asked else 1

@@ -130,7 +130,7 @@ class PetridishTuner(Tuner):
         if self._resumed:
             # NNI runs unfinished trials again. The watch finds those that it does not.
             for growth in self._coordinator.search.running():
-                self._watch.suspect(growth)
+                self._watch.suspect(growth, of_earlier_run=True)
         else:
             self._coordinator.resume()
 

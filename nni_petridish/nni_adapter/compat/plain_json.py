@@ -17,7 +17,7 @@ import nni.runtime.msg_dispatcher
 import nni.runtime.msg_dispatcher_base
 import nni.runtime.trial_command_channel.local_legacy
 
-from nni_petridish.reading import parse_json
+from nni_petridish._support.reading import parse_json
 
 _READERS = (
     nni,

@@ -162,6 +162,10 @@ class EvaluatorTask:
         evaluator = self.evaluators[phase.name]
         if isinstance(evaluator, TaskEvaluator):
             records = evaluator.task(self.space).train(net, phase, callbacks)
+        elif phase.lr_factor != 1:
+            raise ConfigError(
+                "lr_after_growth must be 1 with an evaluator, which has its own learning rate."
+            )
         else:
             records = self._train_once(evaluator, net, phase, callbacks)
         self._trained = _Trained(weakref.ref(net), phase.name, records[-1])
@@ -209,6 +213,10 @@ class EvaluatorTask:
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters)."""
         return self.space.size(net)
+
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return inputs of a network for one example."""
+        return self.space.example(net)
 
     def _train_once(
         self, evaluator: Any, net: nn.Module, phase: Phase, callbacks: Callbacks

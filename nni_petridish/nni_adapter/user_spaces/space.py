@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nni_petridish.core.complexity import count_for_inputs, count_parameters
 from nni_petridish.core.genotype import Genotype
@@ -140,6 +140,11 @@ class UserSpace:
         with torch.random.fork_rng(devices=[]):  # weights do not matter here
             frozen = self.frozen(net.genotype)  # type: ignore[arg-type]
         return count_for_inputs(frozen, inputs), count_parameters(frozen)
+
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return zeros in the shape of one example of every input."""
+        first_pass: Any = net.first_pass
+        return tuple(first_pass.examples())
 
     def describe(self) -> dict[str, Any]:
         """Return the class, the choices and the fixed values, as plain data."""
