@@ -7,9 +7,9 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from nni_petridish.errors import ConfigError, GalleryError, PetridishError
+from nni_petridish.errors import ConfigError, GalleryError, PetridishError, needing
 from nni_petridish.gallery.files import in_one_line, temporary_name
 from nni_petridish.gallery.saved_model import SavedModel, write_model
 from nni_petridish.registry import kind_of
@@ -89,7 +89,9 @@ def _or_one_line(path: Path, write: Callable[[], Result]) -> Result:
 def _write_onnx(plain: PlainNetwork, path: Path, metadata: Mapping[str, str]) -> Runner:
     import torch
 
-    onnx, onnxruntime, _ = map(_optional, ("onnx", "onnxruntime", "onnxscript"))
+    with needing("export", "ONNX"):
+        names = ("onnx", "onnxruntime", "onnxscript")
+        onnx, onnxruntime, _ = map(importlib.import_module, names)
     program = torch.onnx.export(
         plain.net,
         plain.inputs(2),
@@ -124,15 +126,6 @@ def _write_torch_export(plain: PlainNetwork, path: Path, metadata: Mapping[str, 
         torch.export.save(program, file, extra_files=dict(metadata))
     with open(path, "rb") as file:
         return torch.export.load(file).module()
-
-
-def _optional(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ConfigError(
-            f"ONNX needs the package {name}, which is missing: pip install 'nni-petridish[export]'."
-        ) from None
 
 
 def _metadata(model: SavedModel, plain: PlainNetwork) -> dict[str, str]:

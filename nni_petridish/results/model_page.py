@@ -8,7 +8,10 @@ from nni_petridish.core.genotype import Genotype
 from nni_petridish.registry import Measure
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nni_petridish.gallery.gallery import Gallery
+    from nni_petridish.gallery.saved_model import SavedModel
     from nni_petridish.search.records import ModelRecord
     from nni_petridish.search.search import Search
 
@@ -38,6 +41,23 @@ def describe_model(gallery: Gallery, search: Search, record: ModelRecord, measur
         f'load:       nni_petridish.load_model("{folder}", "{id}")',
         f"export:     nni-petridish export {folder} {id} --format onnx --out {id}.onnx",
         f"train:      nni-petridish train {folder} {id}",
+    ]
+    return "\n".join(lines)
+
+
+def describe_file(model: SavedModel, path: Path, measure: Measure) -> str:
+    """Return lines on an exported model: results, size, space, cells, and how to use it."""
+    facts = model.facts
+    numbers = {key: facts[key] for key in ("multiply_adds", "parameters") if key in facts}
+    lines = [
+        f"model:      {facts.get('id', 'unnamed')}",
+        *_metrics({key: value for key, value in facts.items() if "error" in key}, measure),
+        *(f"{key.replace('_', '-') + ':':14} {value:,}" for key, value in numbers.items()),
+        *(f"{key + ':':16} {value}" for key, value in model.space.items()),
+        *_cells(model.genotype),
+        *_data(facts),
+        f'load:       nni_petridish.load_model("{path}")',
+        f"export:     nni-petridish export {path} --format onnx --out model.onnx",
     ]
     return "\n".join(lines)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from nni_petridish.registry import ERROR, Measure
+from nni_petridish.running.pace import Pace, duration
 
 if TYPE_CHECKING:
     from nni_petridish.search.search import Search
@@ -32,17 +33,42 @@ class Headline:
     unit
         The name of the units.
     text
-        The outcome so far.
+        The outcome so far; may be empty.
+    is_limit
+        Whether the total is a limit, which the work need not reach.
+    has_parts
+        Whether a worker works on one unit at a time, so that its share is a part of the unit.
     """
 
     done: int
     total: int | None
     unit: str
     text: str
+    is_limit: bool = False
+    has_parts: bool = True
 
     def __str__(self) -> str:
-        of = "" if self.total is None else f" of at most {self.total}"
-        return f"{self.done}{of} {self.unit}, {self.text}"
+        most = "at most " if self.is_limit else ""
+        of = "" if self.total is None else f" of {most}{self.total}"
+        return ", ".join(part for part in (f"{self.done}{of} {self.unit}", self.text) if part)
+
+    def left(self, pace: Pace, begun: float = 0.0, before: float = 0.0) -> str:
+        """Return the time left in words; empty if it is not known.
+
+        Parameters
+        ----------
+        pace
+            The pace of the units.
+        begun
+            The sum of the shares of the workers.
+        before
+            The sum of those shares that were done before the pace was measured.
+        """
+        if self.total is None:
+            return ""
+        parts, known = (begun - before, before) if self.has_parts else (0.0, 0.0)
+        seconds = pace.seconds_left(self.done + parts, self.total - known)
+        return "" if seconds is None else f"about {duration(seconds)} left"
 
 
 class Display(Protocol):
@@ -77,13 +103,16 @@ class Lines:
     def __init__(self, is_quiet: bool = False) -> None:
         self._is_quiet = is_quiet
         self._last: Headline | None = None
+        self._pace = Pace()
         self._is_stopping = False
 
     def show(self, headline: Headline) -> None:
-        """Print the state if it has changed."""
+        """Print the state if it has changed, with the time left."""
+        self._pace.begin(headline.done)
         if headline != self._last:
             self._last = headline
-            self.say(str(headline))
+            left = headline.left(self._pace)
+            self.say(f"{headline}, {left}" if left else str(headline))
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -113,7 +142,11 @@ def add_display_options(parser: argparse.ArgumentParser) -> None:
 
 
 def open_display(
-    options: argparse.Namespace, title: str, folder: Path, patterns: Iterable[str]
+    options: argparse.Namespace,
+    title: str,
+    folder: Path,
+    patterns: Iterable[str],
+    labels: Mapping[Path, str] | None = None,
 ) -> Display:
     """Return the display that fits the options and the terminal.
 
@@ -125,12 +158,14 @@ def open_display(
         The title of the work.
     folder, patterns
         The folder of the work, and patterns in it of the folders with workers' reports.
+    labels
+        Names of folders, for the workers in them.
     """
     if options.quiet:
         return Lines(is_quiet=True)
     from nni_petridish.running.watch import VerboseLines, Watch
 
-    watch = Watch(folder, tuple(patterns))
+    watch = Watch(folder, tuple(patterns), labels)
     if sys.stderr.isatty():
         from nni_petridish.running.live import Live
 
@@ -145,7 +180,7 @@ def headline_of(search: Search, measure: Measure) -> Headline:
     if best is not None:
         hull = len(search.hull())
         text = f"best {measure.name} {best.error:.4f} ({best.id}), hull {hull}"
-    return Headline(len(models), search.settings.limits.max_models, "models", text)
+    return Headline(len(models), search.settings.limits.max_models, "models", text, is_limit=True)
 
 
 def show_search(display: Display, measure: Measure = ERROR) -> Any:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from nni_petridish.running.display import Lines
-from nni_petridish.running.worker_report import REPORT_FILE, WorkerReport, read_report
+from nni_petridish.running.worker_report import EPOCH, REPORT_FILE, WorkerReport, read_report
 
 _POLL_SECONDS = 0.5
+
+
+class Worker(NamedTuple):
+    """A worker that is alive: its report, the file of it, and the seconds since it has changed."""
+
+    report: WorkerReport
+    path: Path
+    silence: float
 
 
 @dataclass
@@ -36,15 +45,19 @@ class Watch:
         The folder of the work.
     patterns
         Patterns of the folders with reports, relative to it.
+    labels
+        The names of folders; whatever a worker in one of them does is shown with the name of it.
     """
 
-    def __init__(self, folder: Path, patterns: tuple[str, ...]) -> None:
-        self._folder, self._patterns = folder, patterns
+    def __init__(
+        self, folder: Path, patterns: tuple[str, ...], labels: Mapping[Path, str] | None = None
+    ) -> None:
+        self._folder, self._patterns, self._labels = folder, patterns, labels or {}
         self._seen: dict[Path, _Seen] = {}
         self._is_first = True
 
-    def workers(self) -> list[tuple[WorkerReport, float]]:
-        """Return the present reports, and the seconds since each has changed."""
+    def workers(self) -> list[Worker]:
+        """Return the present workers."""
         now, found = time.monotonic(), {}
         for pattern in self._patterns:
             for path in sorted(self._folder.glob(f"{pattern}/{REPORT_FILE}")):
@@ -53,8 +66,8 @@ class Watch:
                     found[path] = seen
         self._seen, self._is_first = found, False
         return [
-            (seen.report, now - seen.changed)
-            for seen in found.values()
+            Worker(seen.report, path, now - seen.changed)
+            for path, seen in found.items()
             if seen.is_live and seen.report is not None
         ]
 
@@ -68,7 +81,14 @@ class Watch:
             return before
         # A report that appears while others are watched is new.
         is_live = before is not None or not self._is_first
-        return _Seen(stamp, now, is_live, read_report(path))
+        return _Seen(stamp, now, is_live, self._read(path))
+
+    def _read(self, path: Path) -> WorkerReport | None:
+        report = read_report(path)
+        label = next((self._labels[p] for p in path.parents if p in self._labels), None)
+        if report is None or label is None:
+            return report
+        return replace(report, name=f"{label}: {report.name}")
 
 
 class VerboseLines(Lines):
@@ -111,14 +131,20 @@ class EpochLines:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._told: set[tuple[str, str, int]] = set()
+        self._told: set[tuple[Path, str, int]] = set()
 
     def new(self) -> list[str]:
         """Return the lines that are new since the last call."""
-        return self.of([report for report, _ in self._watch.workers()])
+        return self.of(self._watch.workers())
 
-    def of(self, reports: list[WorkerReport]) -> list[str]:
-        """Return the lines of these reports that are new."""
-        fresh = [r for r in reports if (r.name, r.phase, r.epoch) not in self._told]
-        self._told |= {(r.name, r.phase, r.epoch) for r in fresh}
-        return [f"{r.name} {r.phase}, epoch {r.epoch}/{r.epochs}, {r.text}" for r in fresh]
+    def of(self, workers: list[Worker]) -> list[str]:
+        """Return the lines of these workers that are new."""
+        lines = []
+        for report, path, _ in workers:
+            # Steps are too many for a line each: their phases have one.
+            place = (path, report.phase, report.epoch if report.unit == EPOCH else 0)
+            if place not in self._told:
+                self._told.add(place)
+                where = f"{report.unit} {report.epoch}/{report.epochs}"
+                lines.append(f"{report.name} {report.phase}, {where}, {report.text}")
+        return lines

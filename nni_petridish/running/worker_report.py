@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nni_petridish._support.reading import read_json
 from nni_petridish.gallery.files import temporary_name
-from nni_petridish.reading import read_json
 from nni_petridish.tasks.task import Callbacks, Progress, Record
 
 REPORT_FILE = "progress.json"
+EPOCH, STEP = "epoch", "step"
 _VERSION = 1
 _WRITE_SECONDS = 1.0
 
@@ -42,6 +43,10 @@ class WorkerReport:
         The present numbers, such as ``"loss 0.412"``.
     seconds_left
         The estimated time to the end of the work; None at the beginning.
+    before
+        The part of the work that was done when the worker began, if it resumes.
+    unit
+        The name of what is counted as epochs.
     """
 
     name: str
@@ -51,6 +56,8 @@ class WorkerReport:
     share: float
     text: str = ""
     seconds_left: float | None = None
+    before: float = 0.0
+    unit: str = EPOCH
 
 
 def read_report(path: Path) -> WorkerReport | None:
@@ -60,7 +67,8 @@ def read_report(path: Path) -> WorkerReport | None:
         if values.pop("version") != _VERSION:
             return None
         report = WorkerReport(**values)
-        numbers = (report.epoch, report.epochs, report.share, report.seconds_left or 0)
+        counts, shares = (report.epoch, report.epochs), (report.share, report.before)
+        numbers = (*counts, *shares, report.seconds_left or 0)
         if all(isinstance(number, int | float) for number in numbers):
             return replace(report, name=str(report.name), phase=str(report.phase))
     except (OSError, ValueError, KeyError, TypeError):
@@ -70,7 +78,11 @@ def read_report(path: Path) -> WorkerReport | None:
 
 @contextmanager
 def reporting(
-    folder: Path, name: str, phases: Mapping[str, int], callbacks: Callbacks
+    folder: Path,
+    name: str,
+    phases: Mapping[str, int],
+    callbacks: Callbacks,
+    unit: str = EPOCH,
 ) -> Iterator[Callbacks]:
     """Report on the trainings in the block; the report is removed at its end.
 
@@ -84,8 +96,11 @@ def reporting(
         The number of epochs of every phase of the work, in their order.
     callbacks
         Callbacks of the work; those that are yielded call them too.
+    unit
+        The name of what is counted as epochs.
     """
-    reporter = _Reporter(folder / REPORT_FILE, name, phases, callbacks)
+    blank = WorkerReport(name, "", 1, 0, 0.0, "starting", unit=unit)
+    reporter = _Reporter(folder / REPORT_FILE, blank, phases, callbacks)
     try:
         reporter.start()
         yield replace(callbacks, on_epoch=reporter.on_epoch, on_progress=reporter.on_progress)
@@ -95,26 +110,27 @@ def reporting(
 
 class _Reporter:
     def __init__(
-        self, path: Path, name: str, phases: Mapping[str, int], callbacks: Callbacks
+        self, path: Path, blank: WorkerReport, phases: Mapping[str, int], callbacks: Callbacks
     ) -> None:
-        self._path, self._name, self._phases, self._callbacks = path, name, phases, callbacks
+        self._path, self._blank, self._phases, self._callbacks = path, blank, phases, callbacks
         self._phase, self._since = "", (0.0, 0.0)
         self._next = 0.0
+        self._before: float | None = None
 
     def start(self) -> None:
         """Report that the work begins: loading data may take a while."""
         first, epochs = next(iter(self._phases.items()), ("", 0))
-        _write(self._path, WorkerReport(self._name, first, 1, epochs, 0.0, "starting"))
+        _write(self._path, replace(self._blank, phase=first, epochs=epochs))
 
     def on_epoch(self, phase: str, record: Record) -> None:
         """Report an epoch that is done, and pass it on."""
         done, numbers = float(record.get("epoch", 0)), _numbers(record)
-        self._report(phase, Progress(self._phases.get(phase, 0), done, numbers))
+        self._report(phase, Progress(self._phases.get(phase, 0), done, numbers), done - 1)
         self._callbacks.on_epoch(phase, record)
 
     def on_progress(self, phase: str, progress: Progress) -> None:
         """Report a moment within an epoch, and pass it on."""
-        self._report(phase, progress)
+        self._report(phase, progress, int(progress.done))
         if self._callbacks.on_progress is not None:
             self._callbacks.on_progress(phase, progress)
 
@@ -123,7 +139,8 @@ class _Reporter:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
-    def _report(self, phase: str, progress: Progress) -> None:
+    def _report(self, phase: str, progress: Progress, start: float) -> None:
+        """Write a report; ``start`` is the beginning of the epoch that it is about."""
         now = time.monotonic()
         if phase != self._phase:
             self._phase, self._since, self._next = phase, (now, progress.done), 0.0
@@ -135,14 +152,17 @@ class _Reporter:
         before = sum(self._phases[name] for name in names[:place])
         after = sum(self._phases[name] for name in names[place + 1 :])
         total = max(1, before + progress.epochs + after)
-        report = WorkerReport(
-            name=self._name,
+        if self._before is None:
+            self._before = (before + max(0.0, start)) / total
+        report = replace(
+            self._blank,
             phase=phase,
             epoch=min(int(progress.done) + 1, max(1, progress.epochs)),
             epochs=progress.epochs,
             share=min(1.0, (before + progress.done) / total),
             text=progress.text,
             seconds_left=self._seconds_left(now, progress, after),
+            before=self._before,
         )
         _write(self._path, report)
 

@@ -6,11 +6,13 @@ and neither finished nor locked by another process. A lock ends with its process
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from nni_petridish._support.reading import as_mapping, read_json
 from nni_petridish.errors import (
     GalleryError,
     Interrupted,
@@ -19,7 +21,9 @@ from nni_petridish.errors import (
     TrainingError,
 )
 from nni_petridish.gallery.locks import ExclusiveLock
-from nni_petridish.reading import as_mapping, read_json
+from nni_petridish.running.process import StopOnInterrupt, set_threads
+from nni_petridish.search.settings import check_number
+from nni_petridish.studies.pool import run_in_processes
 
 _POLL_SECONDS = 0.5
 
@@ -48,6 +52,60 @@ CarryOut = Callable[[AnyRun, Callable[[], bool]], Result | None]
 """Carries out a run and writes its result; returns None if it was stopped."""
 OnRun = Callable[[AnyRun, Result | str], object]
 """Callback for every run that ends, with its result or the reason of its failure."""
+Describe = Callable[[AnyRun, Result | str], str]
+"""Returns the outcome of a run in one line."""
+
+
+def run_all(
+    runs: Sequence[AnyRun],
+    carry_out: CarryOut[AnyRun],
+    describe: Describe[AnyRun],
+    *,
+    jobs: int,
+    stop: Callable[[], bool],
+    on_run: OnRun[AnyRun],
+    what: str,
+) -> None:
+    """Carry out all runs that are not finished, in this process or in several.
+
+    Parameters
+    ----------
+    runs
+        The runs; several processes get copies of them.
+    carry_out, describe
+        Functions of a module, which other processes import.
+    jobs
+        Processes on this machine; each carries out one run at a time.
+    stop
+        Asked before every training step; true ends the work.
+    on_run
+        Called with every run that ends, whichever of the jobs carried it out; with a failed one
+        only when there is one job. The others print what has failed.
+    what
+        The name of the work, for errors.
+    """
+    check_number("jobs", jobs, 1, whole=True)
+    if jobs == 1:
+        work(runs, carry_out, stop, on_run)
+        return
+    look = ended(runs, on_run)
+    arguments = (runs, carry_out, describe)
+    run_in_processes(_work_alone, arguments, jobs, lambda: look() or stop(), what)
+    look()
+
+
+def _work_alone(
+    runs: Sequence[AnyRun], carry_out: CarryOut[AnyRun], describe: Describe[AnyRun], jobs: int
+) -> None:
+    """Work as one of several processes; SIGTERM and SIGINT end it after the running step."""
+    set_threads(jobs)
+
+    def tell(run: AnyRun, result: Result | str) -> None:
+        # The process that started this one tells of results; of failures it knows nothing.
+        if isinstance(result, str):
+            print(describe(run, result), file=sys.stderr, flush=True)
+
+    work(runs, carry_out, StopOnInterrupt(on_stop=lambda: None).asked, tell)
 
 
 def work(

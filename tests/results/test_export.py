@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import nni_petridish
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError, DamagedModelError, GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import SavedModel, from_gallery, read_model, write_model

@@ -15,7 +15,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import nni_petridish
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError, DataError, GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import SavedModel, from_gallery, write_model
@@ -214,3 +214,17 @@ def test_show_tells_all_about_a_model(
     printed = capsys.readouterr().out
     assert "g00000 > g00001 > g00002" in printed
     assert "growth 2: " in printed
+
+
+def test_show_tells_all_about_an_exported_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "model.safetensors")
+    assert main(["export", str(STORED / "vision"), "g00002", "--out", file]) == 0
+    capsys.readouterr()
+    assert main(["show", file]) == 0
+    printed = capsys.readouterr().out
+    for text in ("model:      g00002", "growth 2: ", "parameters:", "filters:", f'"{file}"'):
+        assert text in printed
+    assert main(["show", file, "g00002"]) == 2
+    assert "there is none to choose" in capsys.readouterr().err

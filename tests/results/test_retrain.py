@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 from dataclasses import replace
@@ -11,13 +12,14 @@ import pytest
 import torch
 
 import nni_petridish
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.core.complexity import count_multiply_adds, count_parameters
 from nni_petridish.errors import ConfigError, GalleryError, Interrupted
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.registry import ERROR
 from nni_petridish.results.retrain.preparation import prepare_retraining
 from nni_petridish.results.retrain.repetitions import run_repetitions, summary
+from nni_petridish.running.process import INTERRUPTED
 from nni_petridish.tasks.task import Callbacks
 from nni_petridish.tasks.vision import retraining
 from nni_petridish.tasks.vision.data import load_data
@@ -25,6 +27,7 @@ from nni_petridish.tasks.vision.retraining import VisionRetraining, widest
 from nni_petridish.tasks.vision.training import evaluate
 from search_spaces import VisionSpace
 from tests.support.small_gallery import recurrent_gallery, vision_gallery
+from tests.support.terminal import on_terminal
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +208,25 @@ def test_the_command_trains_and_goes_on(
     assert "±" in second.splitlines()[-1]
     assert main([*arguments, "--set", "lr"]) == 2
     assert main([*arguments, "--embedding", "8"]) == 2
+
+
+@pytest.mark.usefixtures("few_images")
+def test_the_command_shows_repetition_epoch_and_time_left(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", str(gallery.folder), "--best", "--cells", "1", "--filters", "2"]
+    arguments += ["--set", "lr=0.01", "--repetitions", "2"]
+    with on_terminal(monkeypatch, until=" left") as terminal:
+        assert main([*arguments, "--epochs", "3000"]) == INTERRUPTED
+    shown = terminal.text()
+    assert "training g00003 · 0/2 repetitions · " in shown
+    assert re.search(r"g00003 run 0  retraining  ━+  epoch \d+/3000  loss \d", shown)
+    assert "the training goes on from its last epoch with" in shown
+    assert main([*arguments, "--epochs", "1", "--quiet"]) == 0
+    (last,) = capsys.readouterr().out.splitlines()
+    assert last.startswith("test error ")
+    assert main([*arguments, "--epochs", "1"]) == 0
+    assert "2 of 2 repetitions" in capsys.readouterr().out
 
 
 def test_cp_end_replaces_the_weighted_sums_in_the_end_alone(tmp_path: Path) -> None:

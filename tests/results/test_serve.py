@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.results.server import ReportServer
 from nni_petridish.search.events import ask_event, fail_event
@@ -129,7 +129,7 @@ def test_what_cannot_be_served_is_one_line(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int) -> None:
     folder = vision_gallery(tmp_path).folder
-    command = [sys.executable, "-m", "nni_petridish.cli", "serve", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "nni_petridish", "serve", str(folder), "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

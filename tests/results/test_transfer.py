@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import nni_petridish
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.core.grow import attach_candidates, finalize_candidates, sites
 from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.results.retrain.file import read_retraining_file

@@ -63,6 +63,19 @@ def test_reports_are_written_at_a_bounded_rate_and_removed(tmp_path: Path) -> No
     assert not path.exists()
 
 
+def test_a_report_says_what_was_done_before_the_worker_resumed(tmp_path: Path) -> None:
+    for call, before in (("epoch", 0.5), ("progress", 0.6)):
+        with reporting(tmp_path, "g00001", {"weak": 4, "final": 6}, Callbacks()) as told:
+            assert told.on_progress is not None
+            if call == "epoch":
+                told.on_epoch("final", {"epoch": 2, "loss": 0.5})  # the second one ends
+            else:
+                told.on_progress("final", Progress(6, 2.5, "loss 0.5"))
+            report = read_report(tmp_path / REPORT_FILE)
+        assert report is not None
+        assert report.before == before
+
+
 def test_a_report_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     with reporting(tmp_path / "gone", "g00001", {"weak": 4}, Callbacks()) as told:
         told.on_epoch("weak", {"epoch": 1, "loss": 0.5})

@@ -15,16 +15,18 @@ import pytest
 import yaml
 
 from nni_petridish import ablate, load_model
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError, TrainingError
 from nni_petridish.gallery.select import most_accurate, open_search
 from nni_petridish.running.config import SearchConfig
+from nni_petridish.running.watch import Watch
 from nni_petridish.search.records import Growth, ModelRecord, Outcome
 from nni_petridish.studies.ablations.cli import PICTURE_FILE, RUNS_FILE, TABLES_FILE
 from nni_petridish.studies.ablations.paper import PAPER
 from nni_petridish.studies.ablations.settings import AblationRun, Ablations
 from nni_petridish.studies.ablations.tables import findings, table_rows
-from nni_petridish.tasks.task import Phase
+from nni_petridish.studies.ablations.work import WORK_FOLDERS
+from nni_petridish.tasks.task import RETRAINING, Phase
 from nni_petridish.tasks.vision.data import _SOURCES
 from nni_petridish.tasks.vision.task import VisionTask
 from search_spaces.vision.genotype import VisionGenotype
@@ -147,7 +149,7 @@ def test_what_is_wrong_is_said_in_one_line(
 
 def test_variants_are_checked_under_optimized_python(tmp_path: Path) -> None:
     changes, message = BROKEN["bad value"]
-    code = "import sys; from nni_petridish.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from nni_petridish.__main__ import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["ablate", str(write(tmp_path, **changes)), "--show"]
     command = [sys.executable, "-O", "-c", code, *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -370,7 +372,16 @@ def test_ablations_run_resume_and_are_not_run_again(
     merges: dict[str, Any] = {"repeats": 1, "final": final, "tables": {"merge": MERGE}}
     path = write(tmp_path / "a", **merges)
     ended: list[str] = []
-    whole = ablate(path, on_run=lambda run, result: ended.append(run.name))
+    seen: set[str] = set()
+    ablations = Ablations.from_yaml(path)
+    watch = Watch(ablations.folder, WORK_FOLDERS)
+
+    def look() -> bool:
+        seen.update(worker.report.phase for worker in watch.workers())
+        return False
+
+    whole = ablate(ablations, on_run=lambda run, result: ended.append(run.name), stop=look)
+    assert seen == {"seed", "weak", "final", RETRAINING}
     assert ended == ["merge=weighted_sum", "merge=weighted_sum", "default"]
     ws, cp_end, default = (without_times(run.result()) for run in whole.runs)
     # One search, two endings, with the same limit of multiply-adds.

@@ -12,9 +12,10 @@ import pytest
 import yaml
 from scipy import stats
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError, Interrupted
 from nni_petridish.gallery.saved_model import read_model
+from nni_petridish.running.watch import Watch
 from nni_petridish.studies.comparison import measures
 from nni_petridish.studies.comparison.cli import PICTURE_FILE, RUNS_FILE, TABLES_FILE
 from nni_petridish.studies.comparison.findings import Findings
@@ -23,7 +24,8 @@ from nni_petridish.studies.comparison.settings import CompareRun, Comparison
 from nni_petridish.studies.comparison.statistics import detectable, holm, paired
 from nni_petridish.studies.comparison.tables import power_rows, to_markdown
 from nni_petridish.studies.comparison.trace import Trace
-from nni_petridish.studies.comparison.work import carry_out, compare, prepare
+from nni_petridish.studies.comparison.work import WORK_FOLDERS, carry_out, compare, prepare
+from nni_petridish.tasks.task import RETRAINING
 from tests.studies.test_ablations import copy_config
 from tests.support.chaos import write_config
 
@@ -228,17 +230,32 @@ def test_a_model_begins_if_half_of_it_fits(tmp_path: Path, budget: float, room: 
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    """Return a finished comparison."""
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, set[tuple[str, str]]]:
+    """Return a finished comparison, and the names and phases of the workers that were seen."""
     failures: list[str] = []
+    seen: set[tuple[str, str]] = set()
+    path = write(tmp_path_factory.mktemp("compare"))
+    comparison = Comparison.from_yaml(path)
+    names = {run.folder: run.name for run in comparison.runs}
+    watch = Watch(comparison.folder, WORK_FOLDERS, names)
+
+    def look() -> bool:
+        seen.update((worker.report.name, worker.report.phase) for worker in watch.workers())
+        return False
 
     def tell(run: CompareRun, result: dict[str, Any] | str) -> None:
         if isinstance(result, str):
             failures.append(result)
 
-    comparison = compare(write(tmp_path_factory.mktemp("compare")), on_run=tell)
+    compare(comparison, on_run=tell, stop=look)
     assert failures == []
-    return comparison
+    return comparison, seen
+
+
+@pytest.fixture
+def done(watched: tuple[Comparison, set[tuple[str, str]]]) -> Comparison:
+    """Return a finished comparison."""
+    return watched[0]
 
 
 def _by_method(comparison: Comparison) -> dict[str, dict[str, Any]]:
@@ -256,6 +273,21 @@ def test_every_method_gets_the_compute_of_the_first_to_half_a_model(done: Compar
         assert abs(result["operations"] - budget) <= largest, name
         assert result["budget"] in (None, budget)
         assert result["seconds"] > 0
+
+
+def test_the_training_of_every_method_can_be_watched(
+    watched: tuple[Comparison, set[tuple[str, str]]],
+) -> None:
+    _, seen = watched
+    assert {
+        ("petridish: g00001", "weak"),
+        ("at once: g00001", "final"),
+        ("trained on: training", "final"),
+        ("widened: training", "final"),
+        ("random: trial 0", "seed"),
+    } <= seen
+    trained = {name.partition(":")[0] for name, phase in seen if phase == RETRAINING}
+    assert trained == set(METHODS)
 
 
 def test_the_operations_are_those_of_all_training(done: Comparison) -> None:

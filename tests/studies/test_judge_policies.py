@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import kendalltau
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.studies.judge import policies as judged
 from nni_petridish.studies.judge.policies import Chooser, NamedPolicy, Policy, Scene, Training
 from nni_petridish.studies.judge.simulate import WEAK_COST, _until, simulate

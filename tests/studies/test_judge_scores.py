@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import argparse
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +15,17 @@ from nni_petridish import attach_candidates, sites
 from nni_petridish.core.select import gain_score
 from nni_petridish.errors import ConfigError
 from nni_petridish.studies.judge import zero_cost
+from nni_petridish.studies.judge.cli import _run_scores
+from nni_petridish.studies.judge.judgement import Judgement
 from nni_petridish.studies.judge.report import write_scores_report
 from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, Evidence
 from nni_petridish.studies.judge.settings import JudgeSettings, Parent
-from nni_petridish.studies.judge.work import Judgement, judge_scores
+from nni_petridish.studies.judge.work import judge_scores
 from nni_petridish.tasks.vision.data import DataSet
 from nni_petridish.tasks.vision.splits import TensorSplit, pixel_statistics
 from search_spaces.tables.macro import MacroGenotype, MacroSpace
 from tests.studies.test_judge_tables import small_table
+from tests.support.terminal import on_terminal
 
 
 def space() -> MacroSpace:
@@ -55,7 +61,7 @@ def judgement(folder: Path, settings: JudgeSettings = SETTINGS) -> Judgement:
 
 def test_parents_are_judged_once_and_alike(tmp_path: Path) -> None:
     told: list[Parent] = []
-    judge_scores(judgement(tmp_path), on_parent=lambda parent, result: told.append(parent))
+    judge_scores(judgement(tmp_path), on_parent=lambda run, result: told.append(run.parent))
     assert len(told) == 4
     file = tmp_path / "results" / f"{told[3].name}.json"
     before = json.loads(file.read_bytes())
@@ -66,7 +72,7 @@ def test_parents_are_judged_once_and_alike(tmp_path: Path) -> None:
     file.unlink()
     (tmp_path / "parents" / f"{told[3].name}.safetensors").write_bytes(b"damaged")
     told.clear()
-    judge_scores(judgement(tmp_path), on_parent=lambda parent, result: told.append(parent))
+    judge_scores(judgement(tmp_path), on_parent=lambda run, result: told.append(run.parent))
     assert [parent.name for parent in told] == [file.stem]
     after = json.loads(file.read_bytes())
     assert after["scores"] == before["scores"]
@@ -74,7 +80,7 @@ def test_parents_are_judged_once_and_alike(tmp_path: Path) -> None:
     assert "4 parents of 2 architectures" in text
     assert "| alpha | short |" in text
     assert (tmp_path / "scores.svg").stat().st_size > 1000
-    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 1 + 4 * (2 * 5 + 5 + 3 + 2)
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 1 + 4 * (2 * 9 + 5 + 3 + 2)
 
 
 def test_a_stopped_judgement_keeps_nothing_half(tmp_path: Path) -> None:
@@ -114,8 +120,9 @@ def test_scores_of_candidates_share_one_pass() -> None:
         return [F.cross_entropy(net(images), labels, reduction="sum")]
 
     evidence = Evidence(net, losses)
-    found = {name: score(evidence) for name, score in CANDIDATE_SCORES.items()}
-    assert len(calls) == 2  # one for all inner products, one for the norm of gradients
+    scores = {name: score for name, score in CANDIDATE_SCORES.items() if name != "line"}
+    found = {name: score(evidence) for name, score in scores.items()}
+    assert len(calls) == 3  # for all inner products, the regressions, and the norm of gradients
     assert found["gain"] == gain_score(net, losses)
     assert found["alpha"] == {f"layer_{i}": [pytest.approx(1 / 6)] * 2 for i in range(3)}
     for values in found.values():
@@ -174,6 +181,22 @@ def test_nwot_and_jacov_prefer_networks_that_tell_images_apart() -> None:
     )
     for score in (zero_cost.nwot, zero_cost.jacov):
         assert score(wide, images, torch.zeros(6)) > score(narrow, images, torch.zeros(6))
+
+
+def test_the_display_has_parents_and_steps_and_ctrl_c_keeps_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = replace(SETTINGS, parents=(1,), short_steps=100_000)
+    options = argparse.Namespace(quiet=False, verbose=True, jobs=1)
+    work = judgement(tmp_path, many)
+    work.prepare()
+    with on_terminal(monkeypatch, until=" left") as terminal:
+        assert _run_scores(work, options)
+    shown = terminal.text()
+    assert f"scores on {work.table.name} · 0/2 parents · " in shown
+    assert re.search(r"000-short-0  train 000  ━+  step \d+/100000  .* left", shown)
+    assert re.search(r"000-short-0 train 000, step \d+/100000, ", shown)
+    assert len(work.left()) == 2
 
 
 def test_several_processes_share_the_parents(tmp_path: Path) -> None:

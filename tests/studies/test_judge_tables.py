@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.studies.judge.settings import JudgeSettings, Parent, ancestor, choose_parents
 from nni_petridish.studies.judge.tables import Row, TruthTable, read_table

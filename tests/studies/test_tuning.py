@@ -17,7 +17,7 @@ import yaml
 from optuna.trial import TrialState, create_trial
 
 from nni_petridish import tune
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.select import most_accurate
@@ -579,7 +579,7 @@ def patient_get(url: str) -> Any:
 
 
 def command(path: Path) -> list[str]:
-    return [sys.executable, "-m", "nni_petridish.cli", "tune", str(path)]
+    return [sys.executable, "-m", "nni_petridish", "tune", str(path)]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from nni_petridish._support.reading import as_mapping, read_json
 from nni_petridish.core.complexity import count_parameters
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.saved_model import SavedModel, write_model
-from nni_petridish.reading import as_mapping, read_json
 from nni_petridish.registry import Measure
+from nni_petridish.running.worker_report import reporting
 from nni_petridish.search.settings import check_number
 from nni_petridish.tasks.distributed import World, current_world
 from nni_petridish.tasks.retraining import Retraining
@@ -91,9 +93,21 @@ def _repeat(
     net = training.build()
     label, checkpoint = f"{training.model} run {repetition}", home / "checkpoint"
     phase = Phase(RETRAINING, training.recipe.epochs, seed, label, checkpoint)
-    history = training.train(net, data, phase, callbacks)
+    with _reporting(home, label, phase, world, callbacks) as told:
+        history = training.train(net, data, phase, told)
     known = {"repetition": repetition, "seed": seed}
     return world.on_main(lambda: _finish(training, home, net, data, known, history))
+
+
+def _reporting(
+    home: Path, name: str, phase: Phase, world: World, callbacks: Callbacks
+) -> AbstractContextManager[Callbacks]:
+    """Report on a training, in the first process."""
+    if not world.is_main:
+        return nullcontext(callbacks)
+    with suppress(OSError):  # without its folder there is no report
+        home.mkdir(parents=True, exist_ok=True)
+    return reporting(home, name, {phase.name: phase.epochs}, callbacks)
 
 
 def _finish(
@@ -141,6 +155,11 @@ def _claim(training: Retraining[Any, Any], folder: Path, lock: ExclusiveLock) ->
             " another folder."
         )
     lock.acquire()
+
+
+def count_finished(folder: Path, repetitions: int) -> int:
+    """Return how many of the first so many repetitions in a folder are finished."""
+    return sum((folder / f"run-{r}" / RESULT_FILE).exists() for r in range(repetitions))
 
 
 def describe_result(result: Result, measure: Measure) -> str:

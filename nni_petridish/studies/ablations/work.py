@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,10 @@ from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.select import require_most_accurate
 from nni_petridish.running.cost import check_limit
-from nni_petridish.running.process import StopOnInterrupt, set_threads
-from nni_petridish.search.settings import check_number
-from nni_petridish.studies import runs
 from nni_petridish.studies.ablations.section import PLACE
 from nni_petridish.studies.ablations.settings import RESULTS, SEARCHES, AblationRun, Ablations
-from nni_petridish.studies.pool import run_in_processes
+from nni_petridish.studies.ablations.tables import describe_run
+from nni_petridish.studies.runs import run_all
 
 if TYPE_CHECKING:
     from nni_petridish.studies.ablations.section import RetrainingSettings
@@ -71,33 +68,10 @@ def ablate(
     """
     ablations = config if isinstance(config, Ablations) else Ablations.from_yaml(config)
     ablations = ablations.change(only=only, repeats=repeats, folder=folder)
-    check_number("jobs", jobs, 1, whole=True)
     _prepare(ablations)
-    if jobs == 1:
-        work(ablations, stop, on_run)
-    else:
-        look = runs.ended(ablations.runs, on_run)
-        run_in_processes(work_alone, (ablations,), jobs, lambda: look() or stop(), "the ablations")
-        look()
+    what = "the ablations"
+    run_all(ablations.runs, carry_out, describe_run, jobs=jobs, stop=stop, on_run=on_run, what=what)
     return ablations
-
-
-def work(ablations: Ablations, stop: Callable[[], bool], on_run: OnRun) -> None:
-    """Carry out runs until none is left, or ``stop`` says so."""
-    runs.work(ablations.runs, carry_out, stop, on_run)
-
-
-def work_alone(ablations: Ablations, jobs: int) -> None:
-    """Work as one of several processes; SIGTERM and SIGINT end it after the running step."""
-    set_threads(jobs)
-    from nni_petridish.studies.ablations.tables import describe_run
-
-    def tell(run: AblationRun, result: dict[str, Any] | str) -> None:
-        # The process that started this one tells of results; of failures it knows nothing.
-        if isinstance(result, str):
-            print(describe_run(run, result), file=sys.stderr, flush=True)
-
-    work(ablations, StopOnInterrupt(on_stop=lambda: None).asked, tell)
 
 
 def _prepare(ablations: Ablations) -> None:

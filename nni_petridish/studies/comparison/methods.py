@@ -6,12 +6,13 @@ import importlib
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nni_petridish.errors import SearchError, TrainingError
+from nni_petridish.errors import SearchError, TrainingError, needing
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import SavedModel, from_gallery, read_model, write_model
 from nni_petridish.gallery.select import require_most_accurate
@@ -20,6 +21,7 @@ from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.cost import step_seconds
 from nni_petridish.running.growth import load_network
 from nni_petridish.running.runner import run_search
+from nni_petridish.running.worker_report import EPOCH, reporting
 from nni_petridish.search.records import growth_id
 from nni_petridish.search.search import Search
 from nni_petridish.studies.comparison.section import (
@@ -31,7 +33,7 @@ from nni_petridish.studies.comparison.section import (
 )
 from nni_petridish.studies.comparison.settings import GALLERY, CompareRun
 from nni_petridish.studies.comparison.trace import Spent, Trace, TracedTask
-from nni_petridish.tasks.task import Callbacks, Phase, Record
+from nni_petridish.tasks.task import Callbacks, Phase, Progress, Record
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 _TIMED_STEPS = 20
 _BEST = "best.safetensors"
+_SUPERNET = "supernet"
 _SEED_MODEL = growth_id(0)
 
 
@@ -94,6 +97,17 @@ class Assignment:
     def described_space(self, task: TracedTask) -> dict[str, Any]:
         """Return the space of a task, for a `SavedModel`."""
         return {"space": self.run.config.space["space"], **task.task.space.describe()}
+
+    def reporting(
+        self,
+        name: str,
+        phase: Phase,
+        on_epoch: Callable[[str, Record], object] = lambda phase, record: None,
+        unit: str = EPOCH,
+    ) -> AbstractContextManager[Callbacks]:
+        """Report on a training in the folder of the run; see `worker_report.reporting`."""
+        callbacks = Callbacks(on_epoch, self.stop)
+        return reporting(self.run.folder, name, {phase.name: phase.epochs}, callbacks, unit)
 
     def save(self, task: TracedTask, net: nn.Module, genotype: Genotype, **facts: Any) -> None:
         """Keep a network as the best one so far."""
@@ -203,7 +217,8 @@ def _train_for_all(given: Assignment, task: TracedTask, net: nn.Module, cost: fl
 
     folder = given.run.folder / "checkpoint"
     phase = Phase("final", trace.facts["epochs"], given.run.seed, given.run.name, folder)
-    task.train(net, phase, Callbacks(on_epoch, given.stop))
+    with given.reporting("training", phase, on_epoch) as told:
+        task.train(net, phase, told)
     error = task.evaluate(net)["error"]
     given.save(task, net, genotype, id=f"epoch {phase.epochs}", error=error)
 
@@ -255,7 +270,8 @@ def _try(given: Assignment, task: TracedTask, genotype: Genotype) -> float | Non
         folder, epochs = given.run.folder / f"trial-{index}", given.run.config.plan.seed_epochs
         phase = Phase("seed", epochs, seed, f"{given.run.name} {index}", folder)
         try:
-            task.train(net, phase, Callbacks(should_stop=given.stop))
+            with given.reporting(f"trial {index}", phase) as told:
+                task.train(net, phase, told)
             error = task.evaluate(net)["error"]
         except TrainingError:
             error = None  # what it cost counts
@@ -273,20 +289,28 @@ def darts(given: Assignment) -> SavedModel:
 
     if not given.trace.models:
         given.trace.restart()
-        found = search_with_darts(
-            given.task.task,
-            share=lambda: _share(given),
-            on_epoch=lambda operations: given.trace.spend("supernet", operations),
-            stop=given.stop,
-            seed=given.run.seed,
-            options=given.run.method.options,
-        )
+        with given.reporting("training", Phase(_SUPERNET, 100), unit="percent") as told:
+            found = search_with_darts(
+                given.task.task,
+                share=lambda: _share(given, told),
+                on_epoch=lambda operations: given.trace.spend(_SUPERNET, operations),
+                stop=given.stop,
+                seed=given.run.seed,
+                options=given.run.method.options,
+            )
         _try(given, *_within_limit(given, found))
     return given.best()
 
 
-def _share(given: Assignment) -> float:
+def _share(given: Assignment, told: Callbacks) -> float:
     """Return how much of the supernet's budget is spent: the training after it needs the rest."""
+    share = _spent_share(given)
+    if told.on_progress is not None:
+        told.on_progress(_SUPERNET, Progress(100, min(100.0, 100 * share), ""))
+    return share
+
+
+def _spent_share(given: Assignment) -> float:
     assert given.reference is not None
     assert given.budget is not None
     seed = given.reference["models"][0]
@@ -329,7 +353,8 @@ _IMPORTED = {
 def method_of(kind: str) -> Method:
     """Return a method by its kind; whatever it needs is imported."""
     if kind in _IMPORTED:
-        importlib.import_module(_IMPORTED[kind])
+        with needing("nni", f"the method {kind}"):
+            importlib.import_module(_IMPORTED[kind])
     return METHODS[kind]
 
 

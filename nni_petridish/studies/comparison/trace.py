@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -154,8 +154,7 @@ class TracedTask:
             self.trace.spend(name, operations)
             callbacks.on_epoch(name, record)
 
-        traced = Callbacks(on_epoch, callbacks.should_stop, callbacks.progress)
-        return self.task.train(net, phase, traced)
+        return self.task.train(net, phase, replace(callbacks, on_epoch=on_epoch))
 
     def steps(self, epochs: int) -> int:
         """Return the number of steps in so many epochs."""
@@ -176,6 +175,10 @@ class TracedTask:
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds, parameters)."""
         return self.task.size(net)
+
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return inputs of a network for one example."""
+        return self.task.example(net)
 
 
 def make_clock(device: str) -> Callable[[], float]:

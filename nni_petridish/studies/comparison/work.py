@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -12,19 +11,16 @@ from typing import TYPE_CHECKING, Any
 from nni_petridish.errors import TrainingError
 from nni_petridish.gallery.files import to_json, write_file
 from nni_petridish.running.cost import check_limit
-from nni_petridish.running.process import StopOnInterrupt, set_threads
-from nni_petridish.search.settings import check_number
-from nni_petridish.studies import runs
+from nni_petridish.studies.comparison.progress import describe_run
 from nni_petridish.studies.comparison.section import PLACE
 from nni_petridish.studies.comparison.settings import GALLERY, RESULTS, RUNS, CompareRun, Comparison
-from nni_petridish.studies.pool import run_in_processes
-from nni_petridish.studies.runs import Result
+from nni_petridish.studies.runs import Result, run_all
 
 if TYPE_CHECKING:
     from nni_petridish.gallery.saved_model import SavedModel
     from nni_petridish.tasks.space_task import SpaceTask
 
-WORK_FOLDERS = (f"{RUNS}/*/{GALLERY}/work/*", f"{RUNS}/*/final/*")
+WORK_FOLDERS = (f"{RUNS}/*", f"{RUNS}/*/{GALLERY}/work/*", f"{RUNS}/*/final/*")
 """Patterns of the folders with the reports of workers."""
 OnRun = Callable[[CompareRun, Result | str], object]
 """Callback for every run that ends, with its result or the reason of its failure."""
@@ -71,29 +67,12 @@ def compare(
     """
     comparison = config if isinstance(config, Comparison) else Comparison.from_yaml(config)
     comparison = comparison.change(only=only, repeats=repeats, folder=folder, pilot=pilot)
-    check_number("jobs", jobs, 1, whole=True)
     prepare(comparison)
-    if jobs == 1:
-        runs.work(comparison.runs, carry_out, stop, on_run)
-    else:
-        look, what = runs.ended(comparison.runs, on_run), "the comparison"
-        run_in_processes(work_alone, (comparison,), jobs, lambda: look() or stop(), what)
-        look()
+    what = "the comparison"
+    run_all(
+        comparison.runs, carry_out, describe_run, jobs=jobs, stop=stop, on_run=on_run, what=what
+    )
     return comparison
-
-
-def work_alone(comparison: Comparison, jobs: int) -> None:
-    """Work as one of several processes; SIGTERM and SIGINT end it after the running step."""
-    set_threads(jobs)
-    from nni_petridish.studies.comparison.progress import describe_run
-
-    def tell(run: CompareRun, result: Result | str) -> None:
-        # The process that started this one tells of results; of failures it knows nothing.
-        if isinstance(result, str):
-            print(describe_run(run, result), file=sys.stderr, flush=True)
-
-    stop = StopOnInterrupt(on_stop=lambda: None).asked
-    runs.work(comparison.runs, carry_out, stop, tell)
 
 
 def prepare(comparison: Comparison) -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import time
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.running.process import StopOnInterrupt, set_threads
+from nni_petridish.running.display import Headline, add_display_options, open_display
+from nni_petridish.running.process import set_threads
 from nni_petridish.search.settings import check_number
+from nni_petridish.studies.stopped import tell_study_stopped
+from nni_petridish.studies.study_command import (
+    add_study_options,
+    nothing_is_finished,
+    run_study,
+    tell_missing,
+)
 
 if TYPE_CHECKING:
-    from nni_petridish.studies.judge.settings import Parent
+    from nni_petridish.studies.judge.judgement import Judgement
     from nni_petridish.studies.judge.tables import TruthTable
-    from nni_petridish.studies.judge.work import Judgement
 
 TABLES = ("nas-bench-macro", "nas-bench-201")
 
@@ -46,8 +53,7 @@ def _add_scores(parts: Any) -> None:
         "--checkpoints", default="50,100,200,300", metavar="N,...", help="steps of weak learning"
     )
     scores.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of parents")
-    scores.add_argument("--jobs", type=int, default=1, metavar="K", help="processes (default: 1)")
-    scores.add_argument("--show", action="store_true", help="only show what is finished")
+    add_study_options(scores)
     scores.set_defaults(command=_judge_scores)
 
 
@@ -62,6 +68,7 @@ def _add_policies(parts: Any) -> None:
         "--taus", default="0.3,0.5,0.7,0.9", metavar="X,...", help="Kendall's τ of the scores"
     )
     policies.add_argument("--seed", type=int, default=0, metavar="N", help="random seed")
+    add_display_options(policies)
     policies.set_defaults(command=_judge_policies)
 
 
@@ -72,8 +79,6 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
 
 
 def _judge_scores(options: argparse.Namespace) -> int:
-    from nni_petridish.studies.judge.work import judge_scores
-
     check_number("--jobs", options.jobs, 1)
     set_threads(options.jobs)
     table = _table(options)
@@ -81,49 +86,42 @@ def _judge_scores(options: argparse.Namespace) -> int:
     judgement.prepare()
     left = len(judgement.left())
     print(f"{len(judgement.parents)} parents, {len(judgement.parents) - left} finished")
-    if not options.show and left:
-        judge_scores(
-            judgement,
-            jobs=options.jobs,
-            stop=StopOnInterrupt().asked,
-            on_parent=_Progress(judgement).tell,
-        )
-    return _finish_scores(judgement)
+    was_stopped = not options.show and left > 0 and _run_scores(judgement, options)
+    code = _finish_scores(judgement)
+    return tell_study_stopped(options) if was_stopped else code
 
 
-class _Progress:
-    """One line for each parent, with the time that is left."""
+def _run_scores(judgement: Judgement, options: argparse.Namespace) -> bool:
+    """Judge the parents; return whether that was stopped."""
+    from nni_petridish.studies.judge.judgement import WORK
+    from nni_petridish.studies.judge.work import describe_run, judge_scores, runs_of
 
-    def __init__(self, judgement: Judgement) -> None:
-        self._judgement, self._start, self._done = judgement, time.monotonic(), 0
-
-    def tell(self, parent: Parent, result: dict[str, Any]) -> None:
-        """Print a finished parent."""
-        self._done += 1
-        left = len(self._judgement.left())
-        minutes = left * (time.monotonic() - self._start) / self._done / 60
-        of = f"{len(self._judgement.parents) - left}/{len(self._judgement.parents)}"
-        error = 100 * result["validation_error"]
-        print(f"{of}  {parent.name}  error {error:.1f} %  {minutes:.0f} min left", flush=True)
+    return run_study(
+        options,
+        runs_of(judgement),
+        lambda stop, tell: judge_scores(judgement, jobs=options.jobs, stop=stop, on_parent=tell),
+        describe_run,
+        title=f"scores on {judgement.table.name}",
+        unit="parents",
+        folder=judgement.folder,
+        patterns=[f"{WORK}/*"],
+    )
 
 
 def _finish_scores(judgement: Judgement) -> int:
     from nni_petridish.studies.judge.report import write_scores_report
+    from nni_petridish.studies.judge.work import runs_of
 
-    left = len(judgement.left())
-    if left == len(judgement.parents):
-        print("Nothing is finished yet.")
-        return 1
+    if len(judgement.left()) == len(judgement.parents):
+        return nothing_is_finished()
     print(write_scores_report(judgement.folder, judgement.table))
-    if left:
-        print(f"{left} parents are left: give the command again to go on.")
-    return 1 if left else 0
+    return tell_missing(runs_of(judgement), "parents")
 
 
 def _judgement(options: argparse.Namespace, table: TruthTable) -> Judgement:
+    from nni_petridish.studies.judge.judgement import Judgement
     from nni_petridish.studies.judge.settings import JudgeSettings
     from nni_petridish.studies.judge.training import load_images
-    from nni_petridish.studies.judge.work import Judgement
     from search_spaces.tables.cells import CellsSpace
     from search_spaces.tables.macro import MacroSpace
 
@@ -150,10 +148,19 @@ def _judge_policies(options: argparse.Namespace) -> int:
     check_number("--repetitions", options.repetitions, 1)
     named = policies(_taus(options.taus))
     table = _table(options)
-    found = simulate(
-        table, repetitions=options.repetitions, seed=options.seed, named=named, tell=print
-    )
     options.out.mkdir(parents=True, exist_ok=True)
+    title, total = f"policies on {table.name}", len(table.limits) * len(named)
+    with open_display(options, title, options.out, []) as display:
+        done = itertools.count(1)
+
+        def tell(line: str) -> None:
+            display.say(line)
+            display.show(Headline(next(done), total, "policies", ""))
+
+        display.show(Headline(0, total, "policies", ""))
+        found = simulate(
+            table, repetitions=options.repetitions, seed=options.seed, named=named, tell=tell
+        )
     print(write_policies_report(options.out, table, found))
     return 0
 

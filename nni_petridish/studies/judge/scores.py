@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.core.grow import sites
+from nni_petridish.core.held_out import Losses, Products, held_out_products
+from nni_petridish.core.line_search import line_score
 from nni_petridish.core.modes import evaluation_mode
-from nni_petridish.core.select import Losses, Products, alpha_score, held_out_products
+from nni_petridish.core.readout import READOUT_SCORES, Readout, readouts
+from nni_petridish.core.select import alpha_score
 from nni_petridish.studies.judge import zero_cost
 from nni_petridish.studies.judge.tables import Row
 
@@ -32,6 +35,11 @@ class Evidence:
     def products(self) -> dict[str, Products]:
         """The inner products of gradients and candidates."""
         return held_out_products(self.net, self.losses)
+
+    @cached_property
+    def readouts(self) -> dict[str, list[list[Readout]]]:
+        """The regressions of gradients on candidates and on the network's own features."""
+        return readouts(self.net, self.losses)
 
     def few_losses(self, net: nn.Module) -> Iterator[Tensor]:
         """Return the losses of the first two held-out batches."""
@@ -85,12 +93,29 @@ def gradient_norm(evidence: Evidence) -> KeyScores:
     return found
 
 
+def line(evidence: Evidence) -> KeyScores:
+    """Return the true decrease of the loss along the candidate, on the first two batches."""
+    return line_score(evidence.net, evidence.few_losses)
+
+
+def _from_readouts(name: str) -> Callable[[Evidence], KeyScores]:
+    value = READOUT_SCORES[name]
+
+    def score(evidence: Evidence) -> KeyScores:
+        found = evidence.readouts
+        return {key: [value(candidate) for candidate in table] for key, table in found.items()}
+
+    return score
+
+
 CANDIDATE_SCORES: dict[str, Callable[[Evidence], KeyScores]] = {
     "alpha": alpha,
     "gain": gain,
     "cosine": cosine,
     "slope": slope,
     "gradient": gradient_norm,
+    "line": line,
+    **{name: _from_readouts(name) for name in READOUT_SCORES},
 }
 """Scores of candidates, at every checkpoint of weak learning."""
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nni_petridish._support.reading import as_mapping, parse_json, read_regular
 from nni_petridish.errors import DataError
-from nni_petridish.reading import as_mapping, parse_json, read_regular
 
 _MAX_BYTES = 256 * 2**20
 _UNREADABLE = (

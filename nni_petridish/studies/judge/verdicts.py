@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nni_petridish._support.reading import as_mapping, read_json
 from nni_petridish.errors import DataError
-from nni_petridish.reading import as_mapping, read_json
 from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, SIZE_SCORES
 from nni_petridish.studies.judge.tables import TruthTable
 

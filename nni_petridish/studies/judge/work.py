@@ -1,237 +1,54 @@
-"""Judge the scores of candidates: train parents, teach their candidates, and keep all scores.
-
-A parent is finished when its result is on the disk. An idle process takes the first parent that is
-neither finished nor locked by another process, so the work can be stopped and shared.
-"""
+"""Judge all parents, in this process or in several; the work can be stopped and shared."""
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import nn
-
-from nni_petridish.core.genotype import Genotype
-from nni_petridish.core.grow import attach_candidates, sites
-from nni_petridish.errors import ConfigError, GalleryError, Interrupted
-from nni_petridish.gallery.files import to_json, write_file
-from nni_petridish.gallery.locks import ExclusiveLock
-from nni_petridish.reading import as_mapping, read_json
-from nni_petridish.running.process import StopOnInterrupt, set_threads
-from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, Evidence
-from nni_petridish.studies.judge.settings import (
-    JudgeSettings,
-    Parent,
-    ancestor,
-    choose_parents,
-    results_file,
-)
-from nni_petridish.studies.judge.tables import TruthTable
-from nni_petridish.studies.judge.training import (
-    DataSet,
-    cosine,
-    held_out_losses,
-    train_steps,
-    validation_error,
-)
-from nni_petridish.studies.pool import run_in_processes
-
-_POLL_SECONDS = 0.5
-_ZERO_COST_IMAGES = 32
+from nni_petridish.studies.judge.judgement import WORK, Judgement
+from nni_petridish.studies.judge.settings import Parent, results_file
+from nni_petridish.studies.runs import Result, run_all
+from nni_petridish.tasks.task import Callbacks
 
 
-class TableSpace(Protocol):
-    """The networks of a table."""
-
-    def genotype(self, code: str) -> Genotype:
-        """Return the genotype with this code."""
-        ...
-
-    def code(self, genotype: Genotype) -> str:
-        """Return the code of a genotype."""
-        ...
-
-    def build(self, genotype: Genotype) -> nn.Module:
-        """Build the network that was trained for the table, with fresh weights."""
-        ...
-
-    def build_grown(self, parent: nn.Module, genotype: Genotype) -> nn.Module:
-        """Build a network with the weights of its parent."""
-        ...
-
-
-class Judgement:
-    """One table, its networks, the data, and the folder of the results.
+@dataclass(frozen=True)
+class ParentRun:
+    """A parent that is to be judged.
 
     Parameters
     ----------
-    table, space
-        The table and its networks.
-    data
-        The images that the table's networks were trained on.
-    settings
-        The settings; those in the folder must be the same.
-    folder
-        The folder of results and of parents' weights.
+    judgement
+        The judgement that it belongs to.
+    parent
+        The parent.
     """
 
-    def __init__(
-        self,
-        table: TruthTable,
-        space: TableSpace,
-        data: DataSet,
-        settings: JudgeSettings,
-        folder: Path,
-    ) -> None:
-        self.table, self.space, self.data = table, space, data
-        self.settings, self.folder = settings, folder
-        self.parents = choose_parents(table, settings)
+    judgement: Judgement
+    parent: Parent
 
-    def prepare(self) -> None:
-        """Make the folders; raise `ConfigError` if the folder was made with other settings."""
-        for name in ("results", "parents", "children"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        file = self.folder / "settings.json"
-        own = {"table": self.table.name, **self.settings.to_dict()}
-        if file.is_file():
-            before = as_mapping(read_json(file))
-            changed = [key for key in own if before.get(key) != own[key]]
-            if changed:
-                key = changed[0]
-                raise ConfigError(
-                    f"{self.folder}: was begun with {key}={before.get(key)!r} but got"
-                    f" {own[key]!r}; choose another folder."
-                )
-        else:
-            write_file(file, to_json(own))
+    @property
+    def file(self) -> Path:
+        """The file of its result."""
+        return results_file(self.judgement.folder, self.parent)
 
-    def left(self) -> list[Parent]:
-        """Return the parents without a result."""
-        return [p for p in self.parents if not results_file(self.folder, p).is_file()]
+    @property
+    def folder(self) -> Path:
+        """The folder of its report; its lock is beside it."""
+        return self.judgement.folder / WORK / self.parent.name
 
-    # One parent.
-
-    def judge(self, parent: Parent, stop: Callable[[], bool]) -> dict[str, Any]:
-        """Train a parent and its candidates, and return all scores; the result is kept."""
-        start = time.process_time()
-        net = self.trained(parent, stop)
-        error = validation_error(net, self.data)
-        trained = time.process_time()
-        torch.manual_seed(parent.random_seed("attach"))
-        attach_candidates(net, self.settings.l1)
-        children = self._children(net)
-        found: dict[str, Any] = {}
-
-        def look(step: int) -> None:
-            if step in self.settings.checkpoints:
-                found[str(step)] = self._scores(net, children)
-
-        train_steps(
-            net,
-            self.data.train,
-            self.settings.checkpoints[-1],
-            self.settings,
-            parent.random_seed("weak"),
-            lr=lambda step: self.settings.lr,
-            after=look,
-            stop=stop,
-        )
-        weak = time.process_time()
-        codes = [code for codes in children.values() for code in codes]
-        fresh = {code: self._fresh_scores(code) for code in codes}
-        depth = sum(a != b for a, b in zip(parent.code, self.table.seed, strict=True))
-        result = {
-            "code": parent.code,
-            "length": parent.length,
-            "repetition": parent.repetition,
-            "depth": depth,
-            "validation_error": error,
-            "children": codes,
-            "scores": found,
-            "fresh": {name: {c: fresh[c][name] for c in codes} for name in CHILD_SCORES},
-            "processor_seconds": {
-                "parent": trained - start,
-                "weak": weak - trained,
-                "fresh": time.process_time() - weak,
-            },
-        }
-        write_file(results_file(self.folder, parent), to_json(result))
-        return result
-
-    def trained(self, parent: Parent, stop: Callable[[], bool]) -> nn.Module:
-        """Return a trained parent, from the disk if it is there."""
-        genotype = self.space.genotype(parent.code)
-        file = self.folder / "parents" / f"{parent.name}.safetensors"
-        if file.is_file():
-            net = self.space.build(genotype)
-            with contextlib.suppress(SafetensorError, RuntimeError):  # damaged: trained anew
-                net.load_state_dict(load(file.read_bytes()))
-                return net
-        before = ancestor(self.table, parent)
-        start = None if before is None else self.trained(before, stop)
-        torch.manual_seed(parent.random_seed("build"))
-        if start is None:
-            net = self.space.build(genotype)
-        else:
-            net = self.space.build_grown(start, genotype)
-        steps = self.settings.steps(parent.length, 0 if before is None else 1)
-        train_steps(
-            net,
-            self.data.train,
-            steps,
-            self.settings,
-            parent.random_seed("train"),
-            lr=cosine(self.settings, steps),
-            stop=stop,
-        )
-        state = {name: value.contiguous() for name, value in net.state_dict().items()}
-        write_file(file, save(state))
-        return net
-
-    def _children(self, net: nn.Module) -> dict[str, list[str]]:
-        """Return the code of the child that each candidate leads to, by key of its table."""
-        genotype = net.genotype
-        assert isinstance(genotype, Genotype)
-        tables = {s.key: s.weak_learner.table for s in sites(net) if s.weak_learner is not None}
-        return {
-            key: [self.space.code(genotype.grown({key: (one,)})) for one in table.shortcuts]
-            for key, table in tables.items()
-        }
-
-    def _scores(self, net: nn.Module, children: dict[str, list[str]]) -> dict[str, Any]:
-        evidence = Evidence(net, held_out_losses(self.data.validation, self.settings.held_out))
-        found = {}
-        for name, score in CANDIDATE_SCORES.items():
-            values = score(evidence)
-            found[name] = {
-                code: value
-                for key, codes in children.items()
-                for code, value in zip(codes, values[key], strict=True)
-            }
-        return found
-
-    def _fresh_scores(self, code: str) -> dict[str, float]:
-        """Return the scores of a child with fresh weights, the same for all its parents."""
-        file = self.folder / "children" / f"{code}.json"
-        if file.is_file():
-            return as_mapping(read_json(file))
-        raw, labels = next(iter(self.data.train.batches(_ZERO_COST_IMAGES)))
-        images = self.data.train.normalize(raw).contiguous(memory_format=torch.channels_last)
-        found = {}
-        for name, score in CHILD_SCORES.items():
-            torch.manual_seed(0)
-            found[name] = score(self.space.build(self.space.genotype(code)), images, labels)
-        write_file(file, to_json(found))
-        return found
+    def is_ready(self) -> bool:
+        """Return True: it depends on no other run."""
+        return True
 
 
-OnParent = Callable[[Parent, dict[str, Any]], object]
+OnParent = Callable[[ParentRun, Result | str], object]
+"""Callback for every parent that ends, with its result or the reason of its failure."""
+
+
+def runs_of(judgement: Judgement) -> list[ParentRun]:
+    """Return all parents, the finished ones included."""
+    return [ParentRun(judgement, parent) for parent in judgement.parents]
 
 
 def judge_scores(
@@ -252,46 +69,27 @@ def judge_scores(
     stop
         Asked before every training step; true ends the work.
     on_parent
-        Called with each finished parent and its result, if there is one job.
+        Called with each parent that ends, whichever of the jobs judged it; with a failed one only
+        when there is one job.
     """
     judgement.prepare()
-    if jobs == 1:
-        work(judgement, stop, on_parent)
-    else:
-        run_in_processes(_work_alone, (judgement,), jobs, stop, "the judgement")
+    run_all(
+        runs_of(judgement),
+        _carry_out,
+        describe_run,
+        jobs=jobs,
+        stop=stop,
+        on_run=on_parent,
+        what="the judgement",
+    )
 
 
-def work(judgement: Judgement, stop: Callable[[], bool], on_parent: OnParent) -> None:
-    """Judge parents until none is left, or ``stop`` says so."""
-    while not stop():
-        left = judgement.left()
-        if not left:
-            return
-        if not any(_take(judgement, parent, stop, on_parent) for parent in left):
-            time.sleep(_POLL_SECONDS)  # others are at work: should one of them die, it is for us
+def describe_run(run: ParentRun, result: Result | str) -> str:
+    """Return the outcome of a parent in one line."""
+    if isinstance(result, str):
+        return f"{run.parent.name}: failed: {result}"
+    return f"{run.parent.name}: error {100 * result['validation_error']:.1f} %"
 
 
-def _take(
-    judgement: Judgement, parent: Parent, stop: Callable[[], bool], on_parent: OnParent
-) -> bool:
-    """Judge a parent unless another process has its lock; return whether it was free."""
-    file = results_file(judgement.folder, parent)
-    lock = ExclusiveLock(file.with_suffix(".lock"), f"In {judgement.folder}")
-    try:
-        lock.acquire()
-    except GalleryError:
-        return False
-    with lock:
-        if not file.is_file():
-            with contextlib.suppress(Interrupted):
-                on_parent(parent, judgement.judge(parent, stop))
-    return True
-
-
-def _work_alone(judgement: Judgement, jobs: int) -> None:
-    set_threads(jobs)
-
-    def tell(parent: Parent, result: dict[str, Any]) -> None:
-        print(f"{parent.name}: {len(judgement.left())} parents left", flush=True)
-
-    work(judgement, StopOnInterrupt().asked, tell)
+def _carry_out(run: ParentRun, stop: Callable[[], bool]) -> Result:
+    return run.judgement.judge(run.parent, Callbacks(should_stop=stop))

@@ -96,7 +96,7 @@ def headline_of(study: optuna.Study, tuning: Tuning) -> Headline:
     found = [t for t in live(study.get_trials(deepcopy=False)) if t.state in ended]
     best = best_trials(study)
     text = f"best {tuning.measure.name} {best[0].values[0]:.4f}" if best else "no result yet"
-    return Headline(len(found), tuning.section.trials, "trials", text)
+    return Headline(len(found), tuning.section.trials, "trials", text, has_parts=False)
 
 
 def to_text(rows: Sequence[Row]) -> str:
