@@ -8,4 +8,4 @@ import os
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported
     os.environ[name] = "1"
 
-pytest_plugins = ["tests.support.browser"]
+pytest_plugins = ["tests.support.browser", "tests.support.search_process"]

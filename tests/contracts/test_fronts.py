@@ -14,72 +14,18 @@ import torch
 from nni_petridish import Gallery
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.runner import run_search
-from tests.support.chaos import write_config
-
-# In a process of its own, as under NNI: a tuner watches its search from a thread.
-TUNER = """
-import itertools, os, sys, yaml
-from nni_petridish.nni_adapter import trial
-from nni_petridish.nni_adapter.tuner import PetridishTuner
-from nni_petridish.search.records import Growth
-
-document = yaml.safe_load(open(sys.argv[1]))
-tuner = PetridishTuner(**document["tuner"]["classArgs"])
-tuner.update_search_space(document["searchSpace"])
-for i in itertools.count():
-    handed_out = tuner.generate_multiple_parameters([i])
-    if not handed_out:
-        break
-    (told,) = handed_out
-    outcome = trial._grow(Growth.from_dict(told), told["gallery"], trial.Stopping())
-    tuner.receive_trial_result(i, told, trial.metrics_of(outcome))
-os._exit(0)
-"""
-
-STRATEGY = """
-import sys, yaml
-from nni.tools.nnictl import config_utils
-config_utils.Experiments.__init__.__defaults__ = (sys.argv[2],)
-from nni.nas.experiment import NasExperiment, NasExperimentConfig
-from nni_petridish.nni_adapter import RecipeEvaluator
-from nni_petridish.nni_adapter.nnictl import free_port
-from nni_petridish.running.config import SearchConfig
-from nni_petridish.strategy import Petridish
-
-path, home, engine = sys.argv[1:]
-config = SearchConfig.from_yaml(path)
-arguments = yaml.safe_load(open(path))["tuner"]["classArgs"]
-data, recipe, limits = (arguments.pop(name) for name in ("data", "recipe", "limits"))
-strategy = Petridish(**arguments, **limits)
-evaluator = RecipeEvaluator(data.pop("name"), data, recipe)
-options = NasExperimentConfig(engine, "simplified", "local")
-options.trial_concurrency = 1
-options.experiment_working_directory = home
-space = config.load_task().space.model_space()
-experiment = NasExperiment(space, evaluator, strategy, options)
-try:
-    experiment.run(free_port())
-finally:
-    experiment.stop()
-"""
+from tests.support.chaos import ROOT, write_config
 
 
 def alone(path: Path) -> None:
     run_search(SearchConfig.from_yaml(path))
 
 
-def tuner_and_trials(path: Path) -> None:
-    command = [sys.executable, "-c", TUNER, str(path)]
-    subprocess.run(command, cwd=path.parent, check=True, capture_output=True, timeout=200)
-
-
-def strategy(path: Path, engine: str) -> None:
-    home = path.parent / "home"
-    home.mkdir()
-    command = [sys.executable, "-c", STRATEGY, str(path), str(home), engine]
+def in_a_process(path: Path, front: str) -> None:
+    command = [sys.executable, "-m", "tests.support.fronts", front, str(path)]
     done = subprocess.run(
         command,
-        cwd=path.parent,
+        cwd=ROOT,
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -90,9 +36,9 @@ def strategy(path: Path, engine: str) -> None:
 
 
 FRONTS: dict[str, Callable[[Path], None]] = {
-    "tuner and trials": tuner_and_trials,
-    "strategy in its process": functools.partial(strategy, engine="sequential"),
-    "strategy and trials": functools.partial(strategy, engine="ts"),
+    "tuner and trials": functools.partial(in_a_process, front="tuner"),
+    "strategy in its process": functools.partial(in_a_process, front="sequential"),
+    "strategy and trials": functools.partial(in_a_process, front="ts"),
 }
 """Each runs the search of a configuration file to its end; list a new one here."""
 

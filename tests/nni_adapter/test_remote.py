@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.nni_adapter.nnictl import free_port
 from nni_petridish.running.config import SearchConfig
 from tests.support import chaos

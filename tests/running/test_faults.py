@@ -2,75 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nni_petridish.gallery.gallery import Gallery
-from tests.support.faults import FOREVER, Fault, SearchProcess, tiny_config
+from tests.support.faults import FOREVER, Fault, SearchProcess, faults_at, tiny_config
+from tests.support.whole import leftovers, models
 
 CALLS = {"open": 49, "write": 39, "fsync": 61, "rename": 19, "mkdir": 16, "lock": 10, "short": 39}
 """System calls of the smallest search on its gallery; more than there are do no harm."""
-VARIANTS = (
-    ("ENOSPC", 1),
-    ("EIO", 4),
-    ("EROFS", FOREVER),
-    ("EDQUOT", 1),
-    ("ENOSPC", 6),
-    ("EIO", FOREVER),
-    ("EROFS", 2),
-    ("EDQUOT", FOREVER),
-)
 PLACEMENTS = [
-    Fault(operation, nth, "ENOLCK" if operation == "lock" else error, failures)
+    fault
     for operation, calls in CALLS.items()
-    for nth in range(1, calls + 1)
-    for error, failures in [VARIANTS[nth % len(VARIANTS)] if operation != "short" else VARIANTS[0]]
+    for fault in faults_at(operation, range(1, calls + 1))
 ]
 EVERY_DAY = PLACEMENTS[4::21]
 """The placements of ``make test``; the others are slow."""
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SearchProcess]:
-    with SearchProcess(tmp_path_factory.mktemp("process")) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def expected(process: SearchProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def expected(
+    search_process: SearchProcess, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     """The models of a search without faults."""
     config = tiny_config(tmp_path_factory.mktemp("expected"))
-    ended = process.run(["search", str(config)], config.parent / "gallery", None)
+    ended = search_process.run(["search", str(config)], config.parent / "gallery", None)
     assert ended.code == 0, ended.text
     # Raise the numbers if a search calls the system much more often.
     assert {name: n for name, n in ended.counts.items() if n > 1.2 * CALLS[name]} == {}
     return models(config.parent / "gallery")
 
 
-def models(folder: Path) -> dict[str, str]:
-    """Return the checksums of all that a growth decides, by model and file."""
-    gallery = Gallery(folder)
-    sums = {}
-    for id in gallery.model_ids():
-        gallery.load_model(id)  # raises if it is damaged
-        found = json.loads((folder / "models" / id / "checksums.json").read_bytes())
-        names = ("weights.safetensors", "genotype.json", "metrics.json", "lineage.json")
-        sums |= {f"{id}/{name}": found[name] for name in names}
-    return sums
-
-
-def leftovers(folder: Path) -> list[str]:
-    left = [str(path.relative_to(folder)) for path in folder.rglob(".tmp-*")]
-    return left + [f"work/{path.name}" for path in (folder / "work").iterdir()]
-
-
-def check(fault: Fault, process: SearchProcess, expected: dict[str, str], folder: Path) -> None:
+def check(
+    fault: Fault, search_process: SearchProcess, expected: dict[str, str], folder: Path
+) -> None:
     config, gallery = tiny_config(folder), folder / "gallery"
-    ended = process.run(["search", str(config)], gallery, fault)
+    ended = search_process.run(["search", str(config)], gallery, fault)
     assert "Traceback" not in ended.text, ended.text
     lines = [
         line for line in ended.text.splitlines() if re.search("Cannot (write|make|open|lock)", line)
@@ -91,7 +60,7 @@ def check(fault: Fault, process: SearchProcess, expected: dict[str, str], folder
     if (gallery / "gallery.json").exists():
         events = Gallery(gallery).journal.read_all()
         assert not [event for event in events if event["event"] in ("fail", "quarantine")]
-    again = process.run(["search", str(config), "--resume"], gallery, None)
+    again = search_process.run(["search", str(config), "--resume"], gallery, None)
     assert again.code == 0, again.text
     assert "Traceback" not in again.text
     assert models(gallery) == expected
@@ -100,17 +69,17 @@ def check(fault: Fault, process: SearchProcess, expected: dict[str, str], folder
 
 @pytest.mark.parametrize("fault", EVERY_DAY, ids=str)
 def test_a_fault_of_the_disk_is_outlasted(
-    fault: Fault, process: SearchProcess, expected: dict[str, str], tmp_path: Path
+    fault: Fault, search_process: SearchProcess, expected: dict[str, str], tmp_path: Path
 ) -> None:
-    check(fault, process, expected, tmp_path)
+    check(fault, search_process, expected, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [f for f in PLACEMENTS if f not in EVERY_DAY], ids=str)
 def test_a_fault_of_the_disk_is_outlasted_at_every_call(
-    fault: Fault, process: SearchProcess, expected: dict[str, str], tmp_path: Path
+    fault: Fault, search_process: SearchProcess, expected: dict[str, str], tmp_path: Path
 ) -> None:
-    check(fault, process, expected, tmp_path)
+    check(fault, search_process, expected, tmp_path)
 
 
 def test_at_least_two_hundred_placements_are_tested() -> None:
@@ -118,16 +87,16 @@ def test_at_least_two_hundred_placements_are_tested() -> None:
 
 
 def test_a_clock_that_jumps_changes_nothing(
-    process: SearchProcess, expected: dict[str, str], tmp_path: Path
+    search_process: SearchProcess, expected: dict[str, str], tmp_path: Path
 ) -> None:
     config, gallery = tiny_config(tmp_path), tmp_path / "gallery"
     # Another machine is writing a model, by a clock that is two hours behind or ahead.
-    process.run(["search", str(config)], gallery, Fault("fsync", 20, "EIO", FOREVER))
+    search_process.run(["search", str(config)], gallery, Fault("fsync", 20, "EIO", FOREVER))
     writing = gallery / "models" / ".tmp-g00007-elsewhere-1-aabbccdd"
     writing.mkdir()
     (writing / "weights.safetensors").write_bytes(b"half")
     for clock in (7200, -7200):
-        ended = process.run(["search", str(config), "--resume"], gallery, None, clock)
+        ended = search_process.run(["search", str(config), "--resume"], gallery, None, clock)
         assert ended.code == 0, ended.text
         assert (writing / "weights.safetensors").exists()
     assert models(gallery) == expected

@@ -1,4 +1,4 @@
-"""Kill -9 of trials, tuner and manager at random moments, and what must hold afterwards.
+"""Kills and stops of trials, tuner and manager of NNI, and what must hold afterwards.
 
 By hand: ``python -m tests.support.chaos --kills 100 FOLDER``.
 """
@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -86,6 +87,18 @@ def kill(experiment: str, victim: str) -> bool:
     return bool(chosen)
 
 
+def stop(experiment: str, victim: str, seconds: float) -> None:
+    """Stop the processes of a kind for a while."""
+    stopped = processes(experiment)[victim]
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+    time.sleep(seconds)
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
 def is_done(experiment: Experiment) -> bool:
     """Return whether NNI calls the experiment done; not if its manager is gone or broken."""
     try:
@@ -129,30 +142,66 @@ def wait_for_progress(config: SearchConfig, seconds: float) -> None:
 
 def finished_models(config: SearchConfig) -> dict[str, float]:
     """Return the finished models and their errors."""
+    return {record.id: record.error for record in replayed(config).models()}
+
+
+def running_growths(config: SearchConfig) -> list[str]:
+    """Return the ids of the growths that are under way."""
+    return [growth.id for growth in replayed(config).running()]
+
+
+def replayed(config: SearchConfig) -> Search:
+    """Return the state of a search, which may not have a gallery yet."""
     if not (config.gallery / "gallery.json").exists():
-        return {}
-    search = Search.replay(config.settings, Gallery(config.gallery).journal.read_all())
-    return {record.id: record.error for record in search.models()}
+        return Search(config.settings)
+    return Search.replay(config.settings, Gallery(config.gallery).journal.read_all())
 
 
-def chaos(folder: Path, kills: int, models: int, seed: int, seconds: float) -> dict[str, int]:
-    """Run one search to its end while killing; return how many of each kind were killed."""
+def chaos(path: Path, kills: int, seed: int, seconds: float) -> dict[str, int]:
+    """Run one search to its end while killing and stopping its processes.
+
+    Parameters
+    ----------
+    path
+        The configuration file.
+    kills
+        The largest number of kills.
+    seed
+        Decides who is killed when.
+    seconds
+        The longest time.
+
+    Returns
+    -------
+    dict
+        Number of kills of each kind.
+    """
     rng = random.Random(seed)
-    path = write_config(folder, models, seed=seed)
     config = SearchConfig.from_yaml(path)
+    models = config.settings.limits.max_models
+    assert models is not None
     count = dict.fromkeys(VICTIMS, 0)
     known: dict[str, float] = {}
+    without_worker: set[str] = set()
     deadline = time.monotonic() + seconds
     with Experiment(path, free_port()) as experiment:
         while not is_done(experiment):
             assert time.monotonic() < deadline, f"not done in time, {count} killed"
             wait_for_progress(config, 40)  # else nothing would ever be finished
             time.sleep(rng.uniform(0, 4))
+            if rng.random() < 0.3:
+                stop(experiment.id, rng.choice(VICTIMS[:3]), rng.uniform(0.1, 3))
             if sum(count.values()) < kills and len(finished_models(config)) < models:
                 victim = rng.choice(VICTIMS)
+                running = set(running_growths(config))
+                # The same growth would fail if its worker were lost a second time.
+                if victim == "trial" and running & without_worker:
+                    continue
                 if kill(experiment.id, victim):
                     count[victim] += 1
+                    without_worker |= running
                     if victim != "trial":
+                        without_worker = set()
                         time.sleep(rng.uniform(0, 3))
                         resume(experiment)
             now = finished_models(config)
@@ -194,7 +243,8 @@ def main() -> None:
     seed = 0
     while sum(total.values()) < options.kills:
         left = options.kills - sum(total.values())
-        count = chaos(options.folder / str(seed), left, options.models, seed, 3600)
+        path = write_config(options.folder / str(seed), options.models, seed=seed)
+        count = chaos(path, left, seed, 3600)
         total = {kind: total[kind] + count[kind] for kind in VICTIMS}
         print(f"search {seed} is whole; killed so far: {total}", flush=True)
         seed += 1

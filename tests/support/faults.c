@@ -1,8 +1,10 @@
 /* Faults of a disk on demand: preloaded, it fails chosen system calls on files under a prefix.
  *
- * A fault begins at the n-th call of one operation by the thread that armed it. "Once" fails that
- * call only. A longer outage fails every writing operation of all threads until it is over. The
- * library can also shift the clock of the day, as on a machine whose clock is wrong.
+ * A fault begins at the n-th call of one operation by a thread or a process that is counted. "Once"
+ * fails that call only. A longer outage fails every writing operation until it is over, of all
+ * threads and of all processes that were forked since `faults_share`. The library can also shift the
+ * clock of the day, or make it jump, as on a machine whose clock is wrong; FAULTS_CLOCK in the
+ * environment gives each process another one.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -10,7 +12,9 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -19,42 +23,63 @@
 
 enum { OPEN, WRITE, FSYNC, RENAME, MKDIR, LOCK, SHORT, OPERATIONS };
 
-static char prefix[4096];
-static int operation = -1, error_number, thread;
-static long nth, failures_left, counts[OPERATIONS], hits, clock_shift;
-static int counting;
+typedef struct {
+    char prefix[4096];
+    int operation, error_number, counting;
+    int counted; /* a thread, or a process if negative */
+    long nth, failures_left, counts[OPERATIONS], hits;
+} State;
 
-void faults_arm(const char *under, int which, long n, int error, long failures) {
-    strncpy(prefix, under, sizeof prefix - 1);
-    operation = which, nth = n, error_number = error, failures_left = failures;
-    memset(counts, 0, sizeof counts);
-    hits = 0, thread = (int)syscall(SYS_gettid), counting = 1;
+static State own, *state = &own;
+static long clock_shift, clock_every, clock_calls;
+
+void faults_share(void) {
+    void *memory =
+        mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory != MAP_FAILED) state = memory;
 }
-void faults_disarm(void) { counting = 0; }
-long faults_count(int which) { return counts[which]; }
-long faults_hits(void) { return hits; }
-void faults_shift_clock(long seconds) { clock_shift = seconds; }
+void faults_arm(const char *under, int which, long n, int error, long failures) {
+    memset(state, 0, sizeof *state);
+    strncpy(state->prefix, under, sizeof state->prefix - 1);
+    state->operation = which, state->nth = n, state->error_number = error;
+    state->failures_left = failures, state->counting = 1;
+}
+void faults_count_this_thread(void) { state->counted = (int)syscall(SYS_gettid); }
+void faults_count_this_process(void) { state->counted = -(int)getpid(); }
+void faults_disarm(void) { state->counting = 0; }
+long faults_count(int which) { return state->counts[which]; }
+long faults_hits(void) { return state->hits; }
+/* Shift the clock; if `every` is not 0, it jumps there and back after so many looks at it. */
+void faults_shift_clock(long seconds, long every) { clock_shift = seconds, clock_every = every; }
+
+__attribute__((constructor)) static void clock_of_this_process(void) {
+    const char *seconds = getenv("FAULTS_CLOCK");
+    if (seconds != NULL) faults_shift_clock(atol(seconds) * (getpid() % 3 - 1), 0);
+}
 
 static int fail(void) {
-    hits++, failures_left -= failures_left > 0;
-    errno = error_number;
+    __atomic_add_fetch(&state->hits, 1, __ATOMIC_SEQ_CST);
+    if (state->failures_left > 0) state->failures_left--;
+    errno = state->error_number;
     return 1;
 }
 
 static int in_outage(int which) {
-    if (hits == 0 || failures_left == 0) return 0;
-    return operation == LOCK ? which == LOCK : which != LOCK && which != SHORT;
+    if (state->hits == 0 || state->failures_left == 0) return 0;
+    return state->operation == LOCK ? which == LOCK : which != LOCK && which != SHORT;
 }
 
 /* Return whether this call is to fail. */
 static int fails(int which, const char *path) {
-    if (!counting || path == NULL || strncmp(path, prefix, strlen(prefix)) != 0) return 0;
+    if (!state->counting || path == NULL) return 0;
+    if (strncmp(path, state->prefix, strlen(state->prefix)) != 0) return 0;
     if (in_outage(which)) return fail();
     /* Written once a second, for display only: it would make the count depend on time. */
     if (strstr(path, "progress.json") != NULL) return 0;
-    if ((int)syscall(SYS_gettid) != thread) return 0;
-    counts[which]++;
-    return hits == 0 && which == operation && counts[which] == nth ? fail() : 0;
+    if (state->counted != (int)syscall(SYS_gettid) && state->counted != -(int)getpid()) return 0;
+    state->counts[which]++;
+    if (state->hits || which != state->operation || state->counts[which] != state->nth) return 0;
+    return fail();
 }
 
 static const char *path_of(int fd, char *path, size_t size) {
@@ -67,7 +92,7 @@ static const char *path_of(int fd, char *path, size_t size) {
 }
 static int fails_fd(int which, int fd) {
     char path[4096];
-    return counting && fails(which, path_of(fd, path, sizeof path));
+    return state->counting && fails(which, path_of(fd, path, sizeof path));
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -123,8 +148,22 @@ int fcntl64(int fd, int command, ...) {
     va_end(list);
     return lock_or(REAL(fcntl64), fd, command, argument);
 }
+static long shift_now(void) {
+    if (clock_every == 0) return clock_shift;
+    return clock_calls++ / clock_every % 2 ? clock_shift : 0;
+}
 int clock_gettime(clockid_t which, struct timespec *now) {
     int result = REAL(clock_gettime)(which, now);
-    if (result == 0 && which == CLOCK_REALTIME) now->tv_sec += clock_shift;
+    if (result == 0 && which == CLOCK_REALTIME) now->tv_sec += shift_now();
     return result;
+}
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    int result = REAL(gettimeofday)(now, zone);
+    if (result == 0) now->tv_sec += shift_now();
+    return result;
+}
+time_t time(time_t *kept) {
+    time_t now = REAL(time)(NULL) + shift_now();
+    if (kept != NULL) *kept = now;
+    return now;
 }

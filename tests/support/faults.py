@@ -1,25 +1,20 @@
-"""Searches on a disk that fails: ``faults.c`` preloaded into a process that forks one per search.
+"""Searches on a disk that fails, with processes that are killed: ``faults.c`` preloaded.
 
-The process imports torch and loads the data once. Each search is a fork of it, so that hundreds of
-placements of a fault take well under a second each.
+`SearchProcess` imports torch and loads the data once. Each search is a fork of it, so that hundreds
+of placements of a fault take well under a second each.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import yaml
 
@@ -59,29 +54,78 @@ class Fault:
         return f"{self.operation}-{self.nth}-{self.error}-{times}"
 
 
+VARIANTS = (
+    ("ENOSPC", 1),
+    ("EIO", 4),
+    ("EROFS", FOREVER),
+    ("EDQUOT", 1),
+    ("ENOSPC", 6),
+    ("EIO", FOREVER),
+    ("EROFS", 2),
+    ("EDQUOT", FOREVER),
+)
+"""Errors and numbers of failures."""
+
+
+def faults_at(operation: str, calls: Sequence[int]) -> list[Fault]:
+    """Return a fault for each of these calls of an operation, of every variant in turn."""
+    if operation == "short":
+        return [Fault(operation, nth, *VARIANTS[0]) for nth in calls]
+    variants = [(nth, *VARIANTS[nth % len(VARIANTS)]) for nth in calls]
+    return [
+        Fault(operation, nth, "ENOLCK" if operation == "lock" else error, failures)
+        for nth, error, failures in variants
+    ]
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A signal to a process of a search.
+
+    Parameters
+    ----------
+    pause
+        Seconds to wait before it.
+    number
+        The signal.
+    victim
+        ``all`` processes, the ``main`` one alone, or the ``tuner`` or a ``trial`` of a front that
+        has them.
+    """
+
+    pause: float
+    number: int
+    victim: str = "main"
+
+
 @dataclass(frozen=True)
 class Ended:
-    """The end of a search: exit code, text, calls of each operation, calls that failed."""
+    """The end of a search: exit code, text, calls of each operation, calls that failed.
+
+    ``blows`` is the number of signals that have met a process.
+    """
 
     code: int
     text: str
     counts: dict[str, int]
     hits: int
+    blows: int
 
 
 def compile_library(folder: Path) -> Path:
     """Compile the library; raises an error without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler is not None, "a C compiler is needed for tests of faults"
+    folder.mkdir(parents=True, exist_ok=True)
     library = folder / "faults.so"
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
     subprocess.run(command, check=True, timeout=60)
     return library
 
 
-def tiny_config(folder: Path, models: int = 2) -> Path:
+def tiny_config(folder: Path, models: int = 2, concurrency: int = 1) -> Path:
     """Write the configuration of a search that takes a fraction of a second."""
-    path = write_config(folder, models, concurrency=1)
+    path = write_config(folder, models, concurrency)
     document = yaml.safe_load(path.read_text())
     arguments = document["tuner"]["classArgs"]
     arguments |= {"seed_epochs": 1, "weak_epochs": 1, "final_epochs": 1}
@@ -92,7 +136,7 @@ def tiny_config(folder: Path, models: int = 2) -> Path:
 
 
 class SearchProcess:
-    """A process that runs commands in forks of itself, each with a fault of the disk.
+    """A process that runs searches in forks of itself, each with a fault of the disk.
 
     Parameters
     ----------
@@ -103,7 +147,7 @@ class SearchProcess:
     def __init__(self, folder: Path) -> None:
         library = compile_library(folder)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.faults", str(tiny_config(folder / "warm"))],
+            [sys.executable, "-m", "tests.support.fork_server", str(tiny_config(folder / "warm"))],
             cwd=ROOT,
             env={**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
@@ -117,29 +161,38 @@ class SearchProcess:
         under: Path,
         fault: Fault | None,
         clock: int = 0,
-        signals: Sequence[tuple[float, int]] = (),
+        blows: Sequence[Blow] = (),
+        counted: str = "main",
+        jumps: int = 0,
     ) -> Ended:
-        """Run a command of ``nni-petridish`` to its end.
+        """Run a front to its end.
 
         Parameters
         ----------
         arguments
-            The command.
+            A command of ``nni-petridish``, or ``tuner`` or ``strategy`` and a configuration; see
+            `tests.support.fronts`.
         under
             The prefix of the files whose system calls are counted, or fail.
         fault
             The fault of the disk, if any.
         clock
             Seconds that the clock of the day is ahead.
-        signals
-            Pauses in seconds, each with the signal that is sent after it.
+        blows
+            Signals, in the order of time.
+        counted
+            Whose system calls are counted: ``main``, ``tuner`` or ``trial``.
+        jumps
+            Looks at the clock after which it jumps to ``clock`` and back; 0 if it stays there.
         """
         request = {
             "arguments": arguments,
             "under": str(under),
             "fault": asdict(fault or Fault("open", 0)),
             "clock": clock,
-            "signals": list(signals),
+            "jumps": jumps,
+            "blows": [asdict(blow) for blow in blows],
+            "counted": counted,
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -158,65 +211,3 @@ class SearchProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(SECONDS)
-
-
-def _serve(config: Path) -> None:
-    """Answer the requests of `SearchProcess.run`."""
-    from nni_petridish.cli import main
-    from nni_petridish.running import patience
-
-    patience.FIRST_SECONDS, patience.LONGEST_SECONDS = 0.01, 0.04
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    assert main(["search", str(config)]) == 0  # imports all that the forks need
-    for line in sys.stdin:
-        output = config.with_name("output.txt")
-        child = os.fork()
-        request = json.loads(line)
-        if child == 0:
-            _run_in_child(request, output)
-        for pause, number in request["signals"]:
-            time.sleep(pause)
-            os.kill(child, number)
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        text, mark, told = output.read_text(errors="replace").rpartition("\n#")
-        counts = json.loads(told) if mark else {}
-        hits = counts.pop("hits", 0)
-        answer = {"code": code, "text": text, "counts": counts, "hits": hits}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-def _run_in_child(request: dict[str, Any], output: Path) -> None:
-    from nni_petridish.cli import main
-
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    library = ctypes.CDLL(None)
-    fault = Fault(**request["fault"])
-    number = getattr(errno, fault.error)
-    library.faults_shift_clock(ctypes.c_long(request["clock"]))
-    library.faults_arm(
-        request["under"].encode(),
-        OPERATIONS.index(fault.operation),
-        ctypes.c_long(fault.nth),
-        number,
-        ctypes.c_long(fault.failures),
-    )
-    code = 70
-    try:
-        code = main(request["arguments"])
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        library.faults_disarm()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        counts = {name: library.faults_count(i) for i, name in enumerate(OPERATIONS)}
-        os.write(1, f"\n#{json.dumps(counts | {'hits': library.faults_hits()})}".encode())
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    _serve(Path(sys.argv[1]))
