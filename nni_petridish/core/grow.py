@@ -28,6 +28,7 @@ from nni_petridish.core.selection import architecture, next_best
 from nni_petridish.core.site import Site, sites
 from nni_petridish.core.weak_learner import Candidates, WeakLearner
 from nni_petridish.errors import ExhaustedError, GrowthError
+from nni_petridish.kernels.waiting import watch_the_machine
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -95,6 +96,7 @@ def attach_candidates(
         table = AlphaTable(shortcuts[key], l1, competitors)
         for site in group:
             _like(site, _attach(site, table, weak_learning))
+    watch_the_machine()
     return net
 
 

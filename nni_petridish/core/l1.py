@@ -9,10 +9,25 @@ from nni_petridish.errors import ConfigError
 
 WEAK_LEARNING = ("isolated", "joint")
 """The paper's weak learning, and its ablation without sg and sf (appendix B.4)."""
-SCORES = ("alpha", "gain", "random", "forward", "omp", "lars", "lasso")
+SCORES = (
+    "alpha",
+    "gain",
+    "random",
+    "line",
+    "residual_gain",
+    "mixture_gain",
+    "residual_mixture_gain",
+    "forward",
+    "omp",
+    "lars",
+    "lasso",
+)
 """Names of the scores in `nni_petridish.core.select`, for modules that do not import torch."""
 L1_SCHEDULES = ("constant", "linear", "cosine")
 """Schedules of λ over weak learning: the paper's, and two ramps (its future work, B.6)."""
+
+LINE = "line"
+"""The start of η that a line search finds, see `nni_petridish.core.eta_start`."""
 
 
 @dataclass(frozen=True)

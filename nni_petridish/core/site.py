@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nni_petridish.core.genotype import Shortcut, learner_name
 from nni_petridish.core.named_modules import NamedModules
 from nni_petridish.core.weak_learner import Candidates, WeakLearner, WeightedSum, adapt
+from nni_petridish.kernels.switch import fast_kernels_enabled
 
 
 class Site(nn.Module, ABC):
@@ -71,8 +72,13 @@ class Site(nn.Module, ABC):
         return op
 
     def drop(self, shortcut: Shortcut, value: Tensor) -> Tensor:
-        """Apply drop-path to the output of a finished shortcut; none by default."""
-        return value
+        """Apply drop-path to the output of a finished shortcut."""
+        factors = self.drop_factors(shortcut, value)
+        return value if factors is None else value * factors
+
+    def drop_factors(self, shortcut: Shortcut, value: Tensor) -> Tensor | None:
+        """Return the factors of drop-path, shape (N, 1, 1, 1); None, the default, without any."""
+        return None
 
     def eligible_shortcuts(self) -> list[Shortcut]:
         """Return all (z_i, op_j); the outputs h of earlier weak learners are among the z_i."""
@@ -89,11 +95,27 @@ class Site(nn.Module, ABC):
 
     def boost(self, x_k: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """Return x_k + Σ η h, plus sf(x_c) while candidates are attached."""
-        for i, learner in enumerate(self.learners):
-            h = learner(inputs, self.drop)
-            inputs[learner_name(i)] = h
-            x_k = x_k + learner.eta * h
+        learners = [learner for learner in self.learners if isinstance(learner, WeakLearner)]
+        for i, learner in enumerate(learners):
+            name = learner_name(i)
+            wants_h = self.weak_learner is not None or _is_read(name, learners[i + 1 :])
+            boosted = self._boost_in_one_pass(learner, x_k, inputs, wants_h)
+            if boosted is None:
+                inputs[name] = learner(inputs, self.drop)
+                x_k = x_k + learner.eta * inputs[name]
+            else:
+                x_k, h = boosted
+                if h is not None:
+                    inputs[name] = h
         return x_k if self.weak_learner is None else self.weak_learner(x_k, inputs)
+
+    def _boost_in_one_pass(
+        self, learner: WeakLearner, x_k: Tensor, inputs: Mapping[str, Tensor], wants_h: bool
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Return x_k + η h, and h if wanted; None if the kernels do not apply."""
+        if not fast_kernels_enabled() or type(self).drop is not Site.drop:
+            return None
+        return learner.boost(x_k, inputs, self.drop_factors, wants_h)
 
     def need_adapter(self, source: str) -> None:
         """Make the adapter of a source unless it exists or is not needed."""
@@ -117,3 +139,8 @@ class Site(nn.Module, ABC):
 def sites(net: nn.Module) -> list[Site]:
     """Return the sites x_k of a network that have eligible operations, in module order."""
     return [module for module in net.modules() if isinstance(module, Site) and module.op_names]
+
+
+def _is_read(name: str, learners: Sequence[WeakLearner]) -> bool:
+    """Return whether a shortcut of these weak learners starts at an input of this name."""
+    return any(source == name for learner in learners for source, _ in learner.shortcuts)

@@ -25,6 +25,9 @@ from nni_petridish.core.alpha_table import AlphaTable
 from nni_petridish.core.genotype import Shortcut
 from nni_petridish.core.named_modules import NamedModules
 from nni_petridish.kernels.deferred import add_deferred_sum
+from nni_petridish.kernels.merging import ConcatConvNorm, can_merge, merge_into, prepare_shortcut
+from nni_petridish.kernels.moments import has_hooks
+from nni_petridish.kernels.prepared import SharedInput
 from nni_petridish.kernels.switch import fast_kernels_enabled
 
 
@@ -154,6 +157,26 @@ class WeakLearner(nn.Module):
                 for shortcut, op in zip(self.shortcuts, self.ops, strict=True)
             ]
         )
+
+    def boost(
+        self,
+        x_k: Tensor,
+        inputs: Mapping[str, Tensor],
+        drop_factors: Callable[[Shortcut, Tensor], Tensor | None],
+        wants_h: bool,
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Return ``x_k + η h``, and h if wanted, in one pass; None if the kernels do not apply.
+
+        ``drop_factors`` is the drop-path of the site.
+        """
+        if has_hooks(self) or not can_merge(x_k, self.merge, len(self.ops)):
+            return None
+        assert isinstance(self.merge, ConcatConvNorm)
+        prepared = []
+        for shortcut, op in zip(self.shortcuts, self.ops, strict=True):
+            one = prepare_shortcut(op, SharedInput(inputs[shortcut[0]]))
+            prepared.append(one._replace(factors=drop_factors(shortcut, one.before.value)))
+        return merge_into(x_k, self.eta, self.merge, prepared, wants_h)
 
     def extra_repr(self) -> str:
         """Show the shortcuts."""

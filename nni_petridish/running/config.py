@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from nni_petridish._support.reading import MAX_YAML_BYTES, parse_yaml, read_json, read_regular
 from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 from nni_petridish.gallery.files import seal, to_json, unseal, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.search_gallery import check_gallery, open_gallery
-from nni_petridish.reading import MAX_YAML_BYTES, parse_yaml, read_json, read_regular
 from nni_petridish.registry import ARGUMENTS, DEFAULT_KIND, kind_of
 from nni_petridish.running.process import per_machine
 from nni_petridish.running.schema import check, outline, search_part
@@ -26,7 +26,7 @@ from nni_petridish.search.constraints import check_value, prefix, resolve
 from nni_petridish.search.ranges import Range, make_chooser, split_ranges
 from nni_petridish.search.records import Growth
 from nni_petridish.search.search import Chooser
-from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
+from nni_petridish.search.settings import PRESETS, GrowthSettings, Limits, SearchSettings
 
 if TYPE_CHECKING:
     from nni_petridish.tasks.task import Task
@@ -102,7 +102,8 @@ class SearchConfig:
         data = kind.read_data(given.get("data", {}), base)
         kind.check_space({k: v for k, v in space.items() if k != "space"}, data)
         with prefix(f"{ARGUMENTS}."):
-            arguments, ranges = split_ranges(kind.with_defaults(given), usual_settings(space))
+            with_preset = {**PRESETS.get(str(given.get("preset")), {}), **given}
+            arguments, ranges = split_ranges(kind.with_defaults(with_preset), usual_settings(space))
             settings = _read_settings(arguments)
             plan = GrowthSettings(**{name: arguments[name] for name in _PLAN if name in arguments})
         recipe = kind.read_recipe(arguments.get("recipe", {}), data)

@@ -70,7 +70,7 @@ class Coordinator:
             self.sync()
             for id in self.search.refused():  # the settings may be right now
                 self.release(id)
-            for id in self.search.dropped():
+            for id in (*self.search.dropped(), *self.search.rejected()):
                 gallery.remove_work(id)
         except BaseException:
             self._claim.release()

@@ -23,12 +23,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nni_petridish._support.reading import read_json
 from nni_petridish.errors import ConfigError, GalleryError, Interrupted, TrainingError
 from nni_petridish.gallery.files import write_file
 from nni_petridish.kernels.cache import cache_folder, make_cache_folder
-from nni_petridish.reading import read_json
 from nni_petridish.registry import kind_of
 from nni_petridish.running.config import SearchConfig
+from nni_petridish.running.pace import duration
 from nni_petridish.running.process import cores
 from nni_petridish.search.settings import GrowthSettings
 
@@ -218,14 +219,3 @@ def _read_store() -> dict[str, Any]:
     except (OSError, ValueError, RuntimeError):  # RuntimeError: no home
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in the unit that fits.
-
-    >>> duration(42), duration(5000), duration(200_000)
-    ('42 s', '83 min', '55.6 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

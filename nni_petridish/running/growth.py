@@ -6,24 +6,39 @@ from its checkpoints, and its random numbers depend on the growth's seed alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from nni_petridish.core.eta_start import count_learners, line_search, new_learners, set_eta
 from nni_petridish.core.forecast import add_predictions
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.grow import alpha_tables, attach_candidates, finalize_candidates
-from nni_petridish.core.l1 import L1Schedule
+from nni_petridish.core.l1 import LINE, L1Schedule
 from nni_petridish.core.select import Scores, score_named
 from nni_petridish.core.selection import count_selections
-from nni_petridish.errors import GalleryError
+from nni_petridish.core.weak_learner import WeakLearner
+from nni_petridish.errors import GalleryError, Interrupted, RejectedError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import FACTS
 from nni_petridish.running.siblings import select_new
-from nni_petridish.search.records import CHOICES, FULL, Growth, Outcome
+from nni_petridish.running.sizes import select_within, smallest_child
+from nni_petridish.running.weak_learning import StableSelection, restore_learned, save_learned
+from nni_petridish.search.complexity import MULTIPLY_ADDS, PARAMETERS
+from nni_petridish.search.records import (
+    CHOICES,
+    FULL,
+    LATENCY,
+    SMALLEST_CHILD,
+    Growth,
+    Outcome,
+)
 from nni_petridish.search.settings import GrowthSettings
+from nni_petridish.tasks.sizes import sizes_of
 from nni_petridish.tasks.task import NO_CALLBACKS, PHASES, Callbacks, Phase, Record, Task
 
 _FEW = 64
@@ -41,6 +56,8 @@ def run_growth(
 
     Raises
     ------
+    RejectedError
+        If the growth would not pay; no model is saved.
     PetridishError
         If the growth fails: a damaged parent, a loss that is not finite, a request to stop.
     """
@@ -104,22 +121,76 @@ class _Work:
         net = load_network(self.task, gallery, parent)
         self._randomize("weak")
         attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
-        if self.plan.weak_epochs:
-            self._train(net, "weak", self.plan.weak_epochs)
-        scores = self._scores(net)
+        learned = self._learn_weakly(net) if self.plan.weak_epochs else {}
+        scores, before = self._scores(net), count_learners(net)
         diary = self._predict(
-            net, {"i_max": self.growth.i_max, "tables": alpha_tables(net, scores)}
+            net, {"i_max": self.growth.i_max, "tables": alpha_tables(net, scores), **learned}
         )
         select_new(
             gallery,
             self.growth,
             self.folder,
-            lambda taken: finalize_candidates(net, self.growth.i_max, scores=scores, taken=taken),
+            lambda taken: self._select(net, scores, taken),
         )
         _list_selected_first(diary["tables"], _genotype(net))
+        diary |= self._start(net, new_learners(net, before))
         self._randomize("final")
         self._train(net, "final", self.plan.final_epochs)
         return net, diary
+
+    def _select(self, net: nn.Module, scores: Scores | None, taken: Sequence[Genotype]) -> Genotype:
+        """Finalize the candidates, within the sizes of the growth if it has any."""
+
+        def select(
+            net: nn.Module, taken: Sequence[Genotype], other: Mapping[str, Sequence[float]] | None
+        ) -> Genotype:
+            chosen = scores if other is None else other
+            return finalize_candidates(net, self.growth.i_max, scores=chosen, taken=taken)
+
+        if self.growth.within is None:
+            return select(net, taken, None)
+        return select_within(self.task, net, self.growth.within, taken, select)
+
+    def _learn_weakly(self, net: nn.Module) -> dict[str, Any]:
+        """Train the candidates along with the network; return what the diary shall know of it."""
+        if self.plan.weak_patience is None:
+            self._train(net, "weak", self.plan.weak_epochs)
+            return {}
+        folder, records = self.folder / "weak", self.history.setdefault("weak", [])
+        if (steps := restore_learned(folder, net)) is not None:
+            return {"weak_steps": steps}
+        stable = StableSelection(
+            net, self.growth.i_max, self.plan.weak_patience, self.callbacks.should_stop
+        )
+
+        def on_epoch(phase: str, record: Record) -> None:
+            records.append(record)
+            self.callbacks.on_epoch(phase, record)
+
+        callbacks = replace(self.callbacks, on_epoch=on_epoch, should_stop=stable.should_stop)
+        try:
+            # Without checkpoints: within an epoch there are none, and it is short.
+            phase = replace(self._phase("weak", self.plan.weak_epochs), checkpoint=None)
+            self.task.train(net, phase, callbacks)
+        except Interrupted:
+            if not stable.is_stable:
+                raise
+        save_learned(folder, net, stable.steps)
+        return {"weak_steps": stable.steps}
+
+    def _start(self, net: nn.Module, learners: list[WeakLearner]) -> dict[str, Any]:
+        """Give the new weak learners their η; return what the diary shall know of it."""
+        if self.plan.eta != LINE:
+            if self.plan.eta:
+                set_eta(learners, float(self.plan.eta))
+            return {}
+        line = line_search(net, learners, self.task.validation_losses)
+        if self.plan.reject and not line.pays:
+            raise RejectedError(
+                f"the growth of {self.growth.parent} would not pay: with η = {line.size:g} the"
+                f" validation loss changes by {line.change:.2g} ± {line.error:.2g}."
+            )
+        return {"line": line._asdict()}
 
     def _scores(self, net: nn.Module) -> Scores | None:
         """Return the scores of the candidates; None for |α|, which needs no computation."""
@@ -136,28 +207,35 @@ class _Work:
         return add_predictions(diary, net, self.task.validation_losses)
 
     def outcome(self, net: nn.Module) -> Outcome:
-        """Evaluate on the validation set; count multiply-adds and parameters."""
+        """Evaluate on the validation set; count multiply-adds and parameters; time if asked to."""
         metrics: dict[str, Any] = dict(self.task.evaluate(net))
         choices = count_selections(net, self.growth.i_max)
         if not choices:
             metrics[FULL] = True
         elif choices <= _FEW:
             metrics[CHOICES] = choices
-        multiply_adds, parameters = self.task.size(net)
+        if self.growth.within is not None:
+            names = tuple(self.growth.within)
+            metrics[SMALLEST_CHILD] = smallest_child(self.task, net, self.growth.i_max, names)
+        sizes = sizes_of(self.task, net, {MULTIPLY_ADDS, PARAMETERS, self.plan.complexity})
+        if LATENCY in sizes:
+            metrics[LATENCY] = sizes[LATENCY]
         return Outcome(
             id=self.growth.id,
             error=metrics["error"],
-            multiply_adds=multiply_adds,
-            parameters=parameters,
+            multiply_adds=int(sizes[MULTIPLY_ADDS]),
+            parameters=int(sizes[PARAMETERS]),
             epochs=sum(len(records) for records in self.history.values()),
             metrics=metrics,
         )
 
     def _train(self, net: nn.Module, phase: str, epochs: int) -> None:
+        self.history[phase] = self.task.train(net, self._phase(phase, epochs), self.callbacks)
+
+    def _phase(self, phase: str, epochs: int) -> Phase:
         label, checkpoint = f"{self.growth.id} {phase}", self.folder / phase
-        self.history[phase] = self.task.train(
-            net, Phase(phase, epochs, self._seed(phase), label, checkpoint), self.callbacks
-        )
+        factor = 1.0 if phase == "seed" else self.plan.lr_after_growth
+        return Phase(phase, epochs, self._seed(phase), label, checkpoint, factor)
 
     def _l1(self) -> float | L1Schedule:
         if self.plan.l1_schedule == "constant" or not self.plan.weak_epochs:

@@ -32,13 +32,14 @@ from nni_petridish.search.constraints import (
     Count,
     Folder,
     Meaning,
+    OneOf,
     allows,
     annotations_of,
     complaint,
     yaml_hint,
 )
 from nni_petridish.search.ranges import RANGED, Range
-from nni_petridish.search.settings import GrowthSettings, SearchSettings
+from nni_petridish.search.settings import PRESETS, GrowthSettings, SearchSettings
 
 Definition = tuple[Any, Any]
 """Type and default of a key, as `pydantic.create_model` takes them."""
@@ -199,6 +200,10 @@ def _arguments(kind: Kind, sections: Mapping[str, type[Part]]) -> dict[str, Defi
     return {
         "gallery": (value_of(Folder), Field(description="the folder to keep the models in.")),
         "data": (part_of(kind.DATA), left_out("The data set.")),
+        "preset": (
+            value_of(Annotated[str, OneOf(tuple(PRESETS))] | None),
+            Field(None, description="The settings of a growth that are not given, by name."),
+        ),
         **settings,
         "recipe": (
             part_of(kind.RECIPE, without=("epochs",), partial=True),

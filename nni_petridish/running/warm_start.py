@@ -171,6 +171,10 @@ class _WarmTask:
         """Return (multiply-adds, parameters)."""
         return self._task.size(net)
 
+    def example(self, net: nn.Module) -> tuple[Tensor, ...]:
+        """Return inputs of a network for one example."""
+        return self._task.example(net)
+
     def _load(self, net: nn.Module, model: SavedModel) -> None:
         own, given = net.state_dict(), model.weights
         fitting = {k: w for k, w in given.items() if k in own and own[k].shape == w.shape}

@@ -21,6 +21,7 @@ from nni_petridish.errors import (
     GalleryError,
     Interrupted,
     Orphaned,
+    RejectedError,
     StorageError,
 )
 from nni_petridish.gallery.files import make_folder
@@ -29,7 +30,7 @@ from nni_petridish.gallery.locks import ExclusiveLock, is_locked
 from nni_petridish.running.heartbeat import Heartbeat
 from nni_petridish.running.patience import outlast
 from nni_petridish.running.worker_report import reporting
-from nni_petridish.search.events import EXHAUSTED, REFUSED, fail_event, release_event
+from nni_petridish.search.events import EXHAUSTED, REFUSED, REJECTED, fail_event, release_event
 from nni_petridish.search.records import Growth, Outcome
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def work_on(
         If `callbacks.should_stop` returned true; the growth is released.
     StorageError
         If the disk was away for longer than ``max_pause`` seconds.
+    RejectedError
+        If the growth would not pay; that is in the journal and no failure.
     Exception
         If the growth failed; the failure is in the journal.
     """
@@ -142,6 +145,8 @@ def _kind(error: Exception) -> str | None:
     """Return the kind of a failure that another attempt would only repeat."""
     if isinstance(error, ConfigError):
         return REFUSED
+    if isinstance(error, RejectedError):
+        return REJECTED
     return EXHAUSTED if isinstance(error, ExhaustedError) else None
 
 
@@ -196,11 +201,23 @@ class HeartbeatWatch:
         self._of_earlier_worker: dict[tuple[str, int], float] = {}
         self._seen: dict[tuple[str, int], tuple[float, float]] = {}
         self._suspects: set[tuple[str, int]] = set()
+        self._of_earlier_run: set[tuple[str, int]] = set()
 
-    def suspect(self, growth: Growth) -> None:
-        """Record that the worker of a growth is reported to have ended."""
+    def suspect(self, growth: Growth, of_earlier_run: bool = False) -> None:
+        """Record that the worker of a growth is reported to have ended.
+
+        Parameters
+        ----------
+        growth
+            The growth.
+        of_earlier_run
+            Whether that was before this start of the search: it says nothing about the growth, and
+            is not counted.
+        """
         key = (growth.id, growth.attempt)
         self._suspects.add(key)
+        if of_earlier_run:
+            self._of_earlier_run.add(key)
         self._seen.setdefault(key, (0.0, time.monotonic()))
 
     def give_back(self, coordinator: Coordinator) -> list[Growth]:
@@ -216,7 +233,8 @@ class HeartbeatWatch:
                 coordinator.fail(growth.id, "its worker was lost twice", growth.attempt)
             else:
                 coordinator.release(growth.id)
-            self._lost_before.add(key)
+            if key not in self._of_earlier_run:
+                self._lost_before.add(key)
             self.forget(growth)  # last: a disk that is full keeps the others from being written
         return lost
 
@@ -236,6 +254,7 @@ class HeartbeatWatch:
         key = (growth.id, growth.attempt)
         self._seen.pop(key, None)
         self._suspects.discard(key)
+        self._of_earlier_run.discard(key)
         self._of_earlier_worker[key] = self._last_beat(key)
 
     def _is_lost(self, key: tuple[str, int], now: float) -> bool:

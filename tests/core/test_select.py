@@ -8,9 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nni_petridish import attach_candidates, finalize_candidates, sites
+from nni_petridish.core import readout
 from nni_petridish.core.alpha_table import largest_first
+from nni_petridish.core.held_out import Observation, observe
+from nni_petridish.core.line_search import line_score
 from nni_petridish.core.pursuit import METHODS, explained, selection_order
+from nni_petridish.core.readout import Readout, residual_gain, residual_mixture_gain
 from nni_petridish.core.select import SCORES, alpha_score, gain_score, score_named
+from nni_petridish.core.site import Site
 from nni_petridish.errors import ConfigError, GrowthError
 from search_spaces.linear import LinearSpace
 from tests.support.networks import batch, small_space, train
@@ -113,10 +118,75 @@ def test_scores_have_names_and_need_candidates() -> None:
     net, _, _ = linear_problem()
     assert len(SCORES["random"](net, lambda net: [])["prediction"]) == 4
     assert score_named("gain") is gain_score
-    with pytest.raises(ConfigError, match="score must be one of alpha, gain, random, f"):
+    with pytest.raises(ConfigError, match="score must be one of alpha, gain, random, line, "):
         score_named("b")
     with pytest.raises(GrowthError, match="the gain of 'prediction' is unknown"):
         gain_score(net, lambda net: [])
     space = LinearSpace(4)
     with pytest.raises(GrowthError, match="no candidates are attached"):
         alpha_score(space.build(space.seed()), lambda net: [])
+
+
+def image_problem() -> tuple[nn.Module, Callable[[nn.Module], list[Tensor]]]:
+    torch.manual_seed(0)
+    space = small_space()
+    net = attach_candidates(space.build(space.seed()))
+    images, labels = batch(space, 8)
+    train(net, images, labels, steps=2)
+    return net, lambda net: [
+        F.cross_entropy(net(images[i : i + 4]), labels[i : i + 4], reduction="sum") for i in (0, 4)
+    ]
+
+
+def test_mixture_gains_are_those_of_least_squares_on_all_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(readout, "_RIDGE", 1e-9)
+    net, losses = image_problem()
+    rows: dict[Site, list[tuple[Tensor, Tensor, Tensor]]] = {}
+
+    def keep(seen: Observation) -> None:
+        flat = [t.movedim(1, -1).flatten(0, -2).double() for t in (seen.x_k, seen.g)]
+        u = seen.candidates[0].movedim(1, -1).flatten(0, -2).double()
+        rows.setdefault(seen.site, []).append((flat[0], -flat[1], u))
+
+    observe(net, losses, keep)
+    expected = {"mixture_gain": 0.0, "residual_mixture_gain": 0.0}
+    key = next(iter(alpha_score(net, losses)))
+    for site, parts in rows.items():
+        if site.key == key:
+            h, y, u = (torch.cat(part) for part in zip(*parts, strict=True))
+            h = torch.cat([h, torch.ones_like(h[:, :1])], 1)
+            left = [t - h @ torch.linalg.lstsq(h, t).solution for t in (y, u)]
+            fits = [u @ torch.linalg.lstsq(u, y).solution]
+            fits.append(left[1] @ torch.linalg.lstsq(left[1], left[0]).solution)
+            for name, fit in zip(expected, fits, strict=True):
+                expected[name] += float(fit.square().sum())
+    for name, value in expected.items():
+        assert SCORES[name](net, losses)[key][0] == pytest.approx(value, rel=0.01)
+    assert 0 < expected["residual_mixture_gain"] < expected["mixture_gain"]
+
+
+def test_a_candidate_that_repeats_the_own_features_has_no_residual_gain() -> None:
+    generator = torch.Generator().manual_seed(0)
+    own, g = (torch.randn(500, 3, generator=generator) for _ in range(2))
+    h = torch.cat([own, torch.ones(500, 1)], 1)
+    repeat = Readout.of(h, -g, own @ torch.randn(3, 3, generator=generator))
+    fresh = Readout.of(h, -g, 0.3 * -g + torch.randn(500, 3, generator=generator))
+    for score in (residual_gain, residual_mixture_gain):
+        assert score([repeat]) < 0.02 * score([fresh])
+    assert score([fresh]) > 0
+
+
+def test_the_line_search_finds_the_true_decrease_and_changes_nothing() -> None:
+    net, losses = image_problem()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    found = line_score(net, losses, shares=(0.01,))
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    # At a small step the decrease is |⟨g, û⟩|·η: it ranks the candidates like the gain does.
+    gains = gain_score(net, losses)
+    for key, decreases in found.items():
+        best = max(range(len(decreases)), key=lambda i: gains[key][i])
+        assert decreases[best] == pytest.approx(max(decreases), rel=0.2)
+        assert max(decreases) > 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import PetridishError
 from nni_petridish.running.config import SearchConfig
 

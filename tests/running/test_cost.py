@@ -12,7 +12,7 @@ import pytest
 import yaml
 from torch import nn
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError, Interrupted
 from nni_petridish.kernels.cache import make_cache_folder
 from nni_petridish.registry import kind_of
@@ -136,7 +136,7 @@ def test_a_recalled_estimate_needs_no_torch(tmp_path: Path) -> None:
     assert main(["check", str(path)]) == 0
     code = (
         "import sys\n"
-        "from nni_petridish.cli import main\n"
+        "from nni_petridish.__main__ import main\n"
         f"assert main(['check', {str(path)!r}]) == 0\n"
         "assert 'torch' not in sys.modules"
     )

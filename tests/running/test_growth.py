@@ -2,19 +2,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from nni_petridish import Genotype
-from nni_petridish.core import l1, select
-from nni_petridish.errors import ConfigError, DamagedModelError, Interrupted, TrainingError
+from nni_petridish.core import attach_candidates, l1, select, sites
+from nni_petridish.errors import (
+    ConfigError,
+    DamagedModelError,
+    Interrupted,
+    RejectedError,
+    TrainingError,
+)
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.running.growth import load_network, run_growth
+from nni_petridish.running.weak_learning import CHECK_STEPS, StableSelection
+from nni_petridish.running.worker import work_on
 from nni_petridish.search.records import Growth
-from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
-from nni_petridish.tasks.task import Callbacks
+from nni_petridish.search.settings import PRESETS, GrowthSettings, Limits, SearchSettings
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import Recipe
 from nni_petridish.tasks.vision.task import VisionTask
@@ -207,3 +216,147 @@ def test_the_score_alpha_is_the_default_and_changes_nothing_on_disk() -> None:
         GrowthSettings(weak_epochs=0)
     with pytest.raises(ConfigError, match="weak_learning must be isolated for score gain"):
         GrowthSettings(score="gain", weak_learning="joint")
+
+
+# Switches of a growth.
+
+SHORT = GrowthSettings(seed_epochs=1, weak_epochs=1, final_epochs=1)
+
+
+def test_the_preset_of_the_paper_is_the_default_and_changes_nothing_on_disk() -> None:
+    assert GrowthSettings(**PRESETS["paper"]) == GrowthSettings()
+    known = {"seed_epochs", "weak_epochs", "final_epochs", "l1_schedule", "weak_learning"}
+    assert GrowthSettings().to_dict().keys() == known
+    changed = GrowthSettings(eta="line", reject=True, weak_patience=3, lr_after_growth=0.5)
+    assert changed.to_dict().keys() - known == {"eta", "reject", "weak_patience", "lr_after_growth"}
+    assert GrowthSettings(**changed.to_dict()) == changed
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"reject": True}, "reject needs eta to be line but eta is 0.0"),
+        ({"eta": 0.1, "weak_learning": "joint"}, "eta must be 0 in joint weak learning"),
+        ({"eta": "far"}, "eta must be a number in .0, 1. or one of line but got 'far'"),
+        ({"lr_after_growth": 0}, "lr_after_growth must be a number in .0, 1. but got 0"),
+    ],
+)
+def test_switches_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GrowthSettings(**settings)
+
+
+def grown_diary(folder: Path, plan: GrowthSettings, task: VisionTask | None = None) -> Any:
+    gallery = new_gallery(folder)
+    for growth in (SEED, CHILD):
+        run_growth(growth, task or digits_task(), plan, gallery)
+    return gallery.load_documents(CHILD.id)["alphas"]
+
+
+def test_the_diary_tells_the_line_search(tmp_path: Path) -> None:
+    diary = grown_diary(tmp_path, replace(SHORT, eta="line"))
+    assert diary["line"].keys() == {"size", "change", "error"}
+    assert diary["line"]["change"] <= 0
+    assert "line" not in grown_diary(tmp_path / "plain", SHORT)
+
+
+def test_a_fixed_start_of_eta_gives_new_operations_a_gradient_at_once(tmp_path: Path) -> None:
+    task = digits_task()
+    frozen = VisionTask(task.space, task.data, replace(task.recipe, lr=1e-12))
+    for eta in (0.0, 0.25):
+        folder = tmp_path / str(eta)
+        grown_diary(folder, replace(SHORT, eta=eta), frozen)
+        net = load_network(frozen, Gallery(folder), CHILD.id)
+        etas = [value for name, value in net.state_dict().items() if name.endswith(".eta")]
+        assert [float(value) for value in etas] == pytest.approx([eta] * len(etas))
+
+
+def test_a_growth_that_would_not_pay_is_not_made_and_the_journal_says_why(tmp_path: Path) -> None:
+    task = digits_task()
+    settings = SearchSettings(limits=Limits(max_models=5), seed_epochs=1, weak_epochs=0)
+    plan = GrowthSettings(
+        seed_epochs=1, weak_epochs=0, final_epochs=1, score="random", eta="line", reject=True
+    )
+    data = replace(task.data, validation=_first(task.data.validation, 30))  # one batch: no proof
+    small = VisionTask(task.space, data, task.recipe)
+    gallery = Gallery.create(tmp_path / "g", {"space": "vision"}, settings.identity())
+    with Coordinator(gallery, settings) as coordinator:
+        while isinstance(growth := coordinator.ask(), Growth):
+            try:
+                work_on(growth, gallery, lambda: small, plan, NO_CALLBACKS)
+            except RejectedError:
+                coordinator.sync()
+        assert [model.id for model in coordinator.search.models()] == ["g00000"]
+        assert list(coordinator.search.rejected()) == ["g00001", "g00002"]
+        assert "the growth of g00000 would not pay" in coordinator.search.rejected()["g00001"]
+        assert "growing would not pay" in growth.reason
+    with Coordinator(gallery, settings):
+        assert not list((tmp_path / "g" / "work").iterdir())
+
+
+def _first(split: Any, count: int) -> Any:
+    return replace(split, images=split.images[:count], labels=split.labels[:count])
+
+
+def test_the_learning_rate_after_a_growth_is_a_share_of_the_recipes(tmp_path: Path) -> None:
+    rates: dict[str, list[float]] = {}
+
+    def note(phase: str, record: dict[str, float]) -> None:
+        rates.setdefault(phase, []).append(record["lr"])
+
+    task, gallery = digits_task(), new_gallery(tmp_path)
+    for growth in (SEED, CHILD):
+        run_growth(growth, task, replace(SHORT, lr_after_growth=0.25), gallery, Callbacks(note))
+    assert rates["weak"] == rates["final"] == [pytest.approx(0.25 * rates["seed"][0])]
+
+
+def test_weak_learning_ends_when_the_selection_is_stable(tmp_path: Path) -> None:
+    task = digits_task(limit=64)  # 2 steps an epoch
+    plan = replace(SHORT, weak_epochs=60, weak_patience=1)
+    galleries = [new_gallery(tmp_path / name) for name in "ab"]
+    for gallery in galleries:
+        run_growth(SEED, task, plan, gallery)
+    run_growth(CHILD, task, plan, galleries[0])
+    documents = galleries[0].load_documents(CHILD.id)
+    steps = documents["alphas"]["weak_steps"]
+    assert 2 * CHECK_STEPS <= steps < task.steps(plan.weak_epochs)
+    assert len(documents["history"]["weak"]) == steps // 2
+
+    def is_final(phase: str, record: object) -> None:
+        if phase == "final":
+            raise Interrupted("stop")
+
+    with pytest.raises(Interrupted):
+        run_growth(CHILD, task, replace(plan, final_epochs=2), galleries[1], Callbacks(is_final))
+    learned: list[str] = []
+    run_growth(CHILD, task, plan, galleries[1], Callbacks(lambda phase, _: learned.append(phase)))
+    assert learned == ["final"]
+    assert same_models(*galleries, CHILD.id)
+
+
+def test_a_selection_that_changes_is_not_stable() -> None:
+    net = digits_task().build(digits_task().seed())
+    attach_candidates(net)
+    stable = StableSelection(net, 1, patience=2, stop=lambda: False)
+    table = next(site.weak_learner.table for site in sites(net) if site.weak_learner)
+    for check in range(5):
+        with torch.no_grad():
+            table.alpha.zero_()
+            table.alpha[check % 2] = 1.0
+        assert not any(stable.should_stop() for _ in range(CHECK_STEPS))
+    assert [stable.should_stop() for _ in range(2 * CHECK_STEPS + 1)][-1]
+    assert stable.is_stable
+
+
+def test_a_request_to_stop_is_no_end_of_weak_learning(tmp_path: Path) -> None:
+    task, gallery = digits_task(), new_gallery(tmp_path)
+    run_growth(SEED, task, SHORT, gallery)
+    asked = iter([False, False, True])
+    with pytest.raises(Interrupted):
+        run_growth(
+            CHILD,
+            task,
+            replace(SHORT, weak_patience=50),
+            gallery,
+            Callbacks(should_stop=lambda: next(asked)),
+        )

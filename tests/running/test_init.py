@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nni_petridish.cli import EXAMPLES, _parser, main
+from nni_petridish.__main__ import EXAMPLES, _parser, main
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.schema_command import FILE
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nni_petridish import Gallery, Genotype
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.tasks.language.recipe import LanguageRecipe

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.results.commands import finish_search
@@ -50,7 +50,7 @@ ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
 
 
 def command(path: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "nni_petridish.cli", "search", str(path), *options]
+    return [sys.executable, "-m", "nni_petridish", "search", str(path), *options]
 
 
 def test_a_search_ends_as_configured_and_its_journal_replays(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from nni_petridish.cli import main
+from nni_petridish.__main__ import main
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import from_gallery, write_model

@@ -163,3 +163,17 @@ def test_the_watch_notices_a_worker_that_died(
         watch.silent([dead])
         time.sleep(1.1)
         assert watch.silent([dead]) == [dead]
+
+
+def test_a_worker_that_was_lost_before_this_start_is_not_counted(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "SUSPECT_SECONDS", -1.0)
+    watch = HeartbeatWatch(gallery)
+    with Coordinator(gallery, SETTINGS) as coordinator:
+        for of_earlier_run in (True, False, False):
+            growth = ask(coordinator)
+            watch.suspect(growth, of_earlier_run)
+            assert watch.give_back(coordinator) == [growth]
+    events = [event["event"] for event in gallery.journal.read_all()]
+    assert events == ["ask", "release", "ask", "release", "ask", "fail"]

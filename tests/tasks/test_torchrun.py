@@ -116,7 +116,7 @@ def test_torchrun_trains_a_model_and_goes_on_after_kill_9(tmp_path: Path) -> Non
 
     def start(out: str) -> subprocess.Popen[str]:
         arguments = ["--nproc-per-node", "2", "--master-port", str(free_port())]
-        arguments += ["--master-addr", "127.0.0.1", "-m", "nni_petridish.cli", "train"]
+        arguments += ["--master-addr", "127.0.0.1", "-m", "nni_petridish", "train"]
         arguments += [str(gallery), "--best", "--cells", "1", "--filters", "4", "--epochs", "6"]
         arguments += ["--repetitions", "2", "--set", "device=cpu", "--out", str(tmp_path / out)]
         return subprocess.Popen(
