@@ -17,6 +17,8 @@ _FORMS = {
     ),
 }
 """The forms of a cell for text and of cells for images, by their first field."""
+TEXT_FIELDS = ("recurrent", "concat")
+IMAGE_FIELDS = ("normal", "normal_concat", "reduce", "reduce_concat")
 
 
 def darts_fields(text: str, fields: Sequence[str]) -> dict[str, Any]:
@@ -47,10 +49,10 @@ def darts_fields(text: str, fields: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def first_field(text: str) -> str | None:
-    """Return the first named field of ``Genotype(...)``; None if the text is something else."""
-    call = _call(text)
-    return call.keywords[0].arg if call is not None and call.keywords else None
+def concat_text(concat: Sequence[int]) -> str:
+    """Return the nodes of an output, in order, as DARTS writes them: a range or a list."""
+    whole = range(concat[0], concat[-1] + 1)
+    return f"range({whole.start}, {whole.stop})" if [*concat] == [*whole] else f"{[*concat]}"
 
 
 def check_concat(

@@ -17,6 +17,8 @@ _load, __dir__, __all__ = attach(
         "PetridishTuner": ".tuner",
         "RecipeEvaluator": ".evaluators.recipe",
         "model_space": ".space",
+        "read_darts": ".user_spaces.darts_form",
+        "write_darts": ".user_spaces.darts_form",
     },
 )
 
@@ -31,3 +33,4 @@ if TYPE_CHECKING:
     from nni_petridish.nni_adapter.space import model_space
     from nni_petridish.nni_adapter.strategy import Petridish
     from nni_petridish.nni_adapter.tuner import PetridishTuner
+    from nni_petridish.nni_adapter.user_spaces.darts_form import read_darts, write_darts

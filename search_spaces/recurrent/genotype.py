@@ -9,7 +9,7 @@ from typing import ClassVar
 from nni_petridish.core.diagram import CellDiagram, DiagramPart
 from nni_petridish.core.genotype import Genotype, Learner, as_list, one_of, show
 from nni_petridish.errors import GenotypeError
-from search_spaces.darts_text import check_concat, darts_fields
+from search_spaces.darts_text import TEXT_FIELDS, check_concat, concat_text, darts_fields
 
 #: The paper's five primitives; ``none``, no connection, is never added to a cell.
 RECURRENT_PRIMITIVES = ("sigmoid", "relu", "tanh", "identity", "none")
@@ -128,13 +128,13 @@ class RecurrentGenotype(Genotype):
 
         An assignment ``NAME = Genotype(...)`` is accepted too. Nothing is executed.
         """
-        fields = darts_fields(text, ("recurrent", "concat"))
+        fields = darts_fields(text, TEXT_FIELDS)
         return cls(fields["recurrent"], fields["concat"])
 
     def to_darts(self) -> str:
         """Return the genotype in the form of DARTS's genotypes.py."""
-        concat = f"range(1, {len(self.nodes) + 1})" if self.concat is None else [*self.concat]
-        return f"Genotype(recurrent={list(self.nodes)!r}, concat={concat})"
+        nodes = list(self.nodes)
+        return f"Genotype(recurrent={nodes!r}, concat={concat_text(self.averaged)})"
 
 
 def _check_node(index: int, node: object) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from nni_petridish.core.diagram import CellDiagram, DiagramPart, learner_parts
 from nni_petridish.core.genotype import (
@@ -18,6 +18,8 @@ from nni_petridish.core.genotype import (
     show,
 )
 from nni_petridish.errors import GenotypeError
+from search_spaces.darts_text import IMAGE_FIELDS, darts_fields
+from search_spaces.vision.net_info import read_net_info, write_net_info
 from search_spaces.vision.op_registry import KNOWN_OPS
 
 #: The cell inputs In(x_k) that exist before any growth; ``h0``, ``h1``, ... follow.
@@ -81,6 +83,38 @@ class VisionGenotype(LearnersGenotype):
             key: CellDiagram(VISION_SOURCES, [seed, *learner_parts(learners, learner_name)])
             for key, learners in self.cells.items()
         }
+
+    @classmethod
+    def from_net_info(cls, text: str | bytes) -> VisionGenotype:
+        """Read cells in the form that the authors of Petridish released (petridishnn's net_info).
+
+        Wiring, operations and merges are read. The skeleton, ``master``, is left to the space.
+
+        Raises
+        ------
+        GenotypeError
+            If the cells are not of this space, with the place.
+        """
+        return cls("cell", *read_net_info(text))
+
+    def to_net_info(self, cells_per_stage: int = 3, stages: int = 3) -> str:
+        """Return the cells in the form of petridishnn, with a skeleton of this size."""
+        if self.mode != "cell":
+            raise GenotypeError(f"mode: petridishnn's form has two cells but got {self.mode!r}.")
+        return write_net_info(self.cells, self.merge, cells_per_stage, stages)
+
+    @classmethod
+    def from_darts(cls, text: str) -> NoReturn:
+        """Refuse DARTS's cells for images, which this space cannot express, and say why.
+
+        NNI's DARTS space can: `nni_petridish.nni_adapter.read_darts`.
+        """
+        darts_fields(text, IMAGE_FIELDS)
+        raise GenotypeError(
+            "normal_concat: a cell of DARTS concatenates its nodes, while one of the vision space"
+            " adds its weak learners to sep_conv_3x3(prev) + skip(prev); NNI's DARTS space has such"
+            " cells: nni_petridish.nni_adapter.read_darts(text, space)."
+        )
 
 
 def macro_key(index: int) -> str:
