@@ -40,7 +40,7 @@ _PROBLEMS = {
     "model": Problem("search_spaces.any_model.genotype"),
     "nni": Problem("nni_petridish.nni_adapter.user_spaces.genotype"),
     "linear": Problem("search_spaces.linear"),
-    "vector": Problem("search_spaces.vector.genotype"),
+    "vector": Problem("search_spaces.vector.genotype", "nni_petridish.tasks.tables.kind"),
 }
 DEFAULT_KIND = "vision"
 """The kind of a configuration that names none."""

@@ -87,8 +87,15 @@ def _cells(genotype: Genotype) -> list[str]:
 
 def _data(facts: dict[str, Any]) -> list[str]:
     """Return a line on the inputs that the model takes, if it knows them."""
-    if "classes" in facts:
+    if "words" in facts:
+        return [f"inputs:     {len(facts['words']):,} words"]
+    if "classes" not in facts:
+        return []
+    names = ", ".join(facts["classes"][:10]) + (", ..." if len(facts["classes"]) > 10 else "")
+    inputs = "as in training"
+    if "pixel_range" in facts:
         low, high = facts["pixel_range"]
-        names = ", ".join(facts["classes"][:10]) + (", ..." if len(facts["classes"]) > 10 else "")
-        return [f"inputs:     pixels from {low} to {high}; classes {names}"]
-    return [f"inputs:     {len(facts['words']):,} words"] if "words" in facts else []
+        inputs = f"pixels from {low} to {high}"
+    elif "columns" in facts:
+        inputs = f"rows of {len(facts['columns'])} columns"
+    return [f"inputs:     {inputs}; classes {names}"]

@@ -16,7 +16,7 @@ from nni_petridish.registry import Kind, Suggestion, kind_names, kind_of
 from nni_petridish.running.commands import ReadConfig
 from nni_petridish.running.process import cores
 
-_TABLES = (".csv", ".tsv", ".parquet", ".feather", ".xlsx")
+_OTHER_TABLES = (".parquet", ".feather", ".xls", ".xlsx")
 _COLUMN = 34
 _WIDEST = 120
 
@@ -40,7 +40,7 @@ def add_init_command(subparsers: Any, read_config: ReadConfig) -> None:
         default=".",
         metavar="DATA",
         help="a folder of images (train/CLASS/*, val/CLASS/*) or texts (train.txt, valid.txt,"
-        " test.txt), an .npz file, or a name such as cifar10 (default: this folder)",
+        " test.txt), an .npz or .csv file, or a name such as cifar10 (default: this folder)",
     )
     init.add_argument("--root", metavar="FOLDER", help="of a data set that is named")
     init.add_argument(
@@ -81,8 +81,8 @@ def suggest(source: str, root: str | None = None) -> tuple[str, Suggestion]:
     root
         The folder of a data set that is named.
     """
-    if source.lower().endswith(_TABLES):
-        raise DataError(f"{source}: tables of features are not supported by searches yet.")
+    if source.lower().endswith(_OTHER_TABLES):
+        raise DataError(f"{source}: a table must be a file of comma-separated values (.csv).")
     for name in kind_names():
         suggestion = kind_of({"space": name}).suggest(source, root)
         if suggestion is not None:
@@ -90,7 +90,8 @@ def suggest(source: str, root: str | None = None) -> tuple[str, Suggestion]:
     what = "holds neither images nor texts" if Path(source).exists() else "is no data"
     raise DataError(
         f"{source} {what} that are known: give a folder with train/CLASS/* and val/CLASS/*, one"
-        " with train.txt, valid.txt and test.txt, an .npz file, or a name such as cifar10 or pydoc."
+        " with train.txt, valid.txt and test.txt, an .npz or .csv file, or a name such as cifar10"
+        " or pydoc."
     )
 
 

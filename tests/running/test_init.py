@@ -37,7 +37,13 @@ def write_npz(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["images", "text", "npz", "digits", "pydoc"])
+def write_csv(path: Path) -> Path:
+    rows = [f"{i % 7},{i},{'red' if i % 3 else 'blue'},{i % 2}" for i in range(60)]
+    path.write_text("\n".join(["a,b,color,class", *rows]))
+    return path
+
+
+@pytest.mark.parametrize("form", ["images", "text", "npz", "csv", "digits", "pydoc"])
 def test_init_writes_a_valid_commented_configuration(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,6 +52,7 @@ def test_init_writes_a_valid_commented_configuration(
         "images": lambda: write_images(tmp_path / "mine"),
         "text": lambda: write_text(tmp_path / "mine"),
         "npz": lambda: write_npz(tmp_path / "mine.npz"),
+        "csv": lambda: write_csv(tmp_path / "mine.csv"),
     }
     source = made[form]() if form in made else form
     assert main(["init", str(source)]) == 0
@@ -71,7 +78,8 @@ def test_init_says_in_one_line_what_it_cannot_use(
     write_images(tmp_path / "half", ("train",))
     (tmp_path / "one.txt").write_text("words")
     for source, said in (
-        ("table.csv", "tables of features are not supported"),
+        ("table.csv", "is no data"),
+        ("table.xlsx", "must be a file of comma-separated values"),
         ("nowhere", "is no data"),
         (".", "neither images nor texts"),
         ("bare", "the test set, to bare/val/CLASS"),

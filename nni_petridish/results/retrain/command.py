@@ -58,6 +58,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--embedding", type=int, metavar="E", help="width of a language model (default: as found)"
     )
+    parser.add_argument(
+        "--width", type=int, metavar="W", help="of the cells for a table (default: as found)"
+    )
     parser.add_argument("--epochs", type=int, help="(default: 600; for text 4500, pydoc 30)")
     parser.add_argument("--repetitions", type=int, help="(default: 1)")
     parser.add_argument("--seed", type=int, help="of the first repetition (default: 0)")
@@ -153,6 +156,7 @@ _RETRAINING_FLAGS = {
     "fit": "max_multiply_adds",
     "merge": "merge",
     "embedding": "embedding",
+    "width": "width",
     "epochs": "epochs",
     "seed": "seed",
 }

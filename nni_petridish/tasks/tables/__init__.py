@@ -1,0 +1,1 @@
+"""Tables of features in files: reading, training, prediction."""
