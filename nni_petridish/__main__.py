@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
@@ -33,7 +35,11 @@ EXAMPLES = {
         "nni-petridish run configs/petridish.yml --resume --port 8080",
     ],
     "search": ["nni-petridish search configs/petridish.yml --resume --verbose"],
-    "init": ["nni-petridish init my_images", "nni-petridish init cifar10 --root data"],
+    "init": [
+        "nni-petridish init my_images",
+        "nni-petridish init table.csv",
+        "nni-petridish init cifar10 --root data",
+    ],
     "check": ["nni-petridish check configs/petridish.yml --quick"],
     "schema": ["nni-petridish schema > petridish.schema.json"],
     "show": ["nni-petridish show galleries/digits", "nni-petridish show galleries/digits g00004"],
@@ -51,12 +57,22 @@ EXAMPLES = {
     "compare": ["nni-petridish compare configs/compare_digits.yml"],
 }
 """Examples of each command, for its help."""
+FIRST_STEPS = [
+    "nni-petridish init digits                # or your own data: writes petridish.yml",
+    "nni-petridish search petridish.yml",
+    "nni-petridish serve galleries/digits     # the models in your browser",
+]
+"""The first commands of a new user, for the help of all commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; an error of the user is printed in one line."""
     line = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(line)
+    parser = _parser()
+    if not line:
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(line)
     options.line = line  # for those that say how to go on
     set_threads(1)  # before any command imports torch
     keep_freed_memory()
@@ -96,15 +112,27 @@ def _one_line(text: str) -> str:
     return shown if len(shown) <= _LONGEST_LINE else f"{shown[: _LONGEST_LINE - 3]}..."
 
 
+def _with_guess(message: str) -> str:
+    """Return a message on a command that there is not, with the one that was meant."""
+    wrong = re.search(r"COMMAND: invalid choice: '(.*?)'", message)
+    near = difflib.get_close_matches(wrong[1], EXAMPLES, n=1) if wrong else []
+    return f"there is no command {wrong[1]!r}; is it {near[0]}?" if wrong and near else message
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors, which repeat the user's words, are one line each."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(_one_line(message))
+        super().error(_one_line(_with_guess(message)))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="nni-petridish", description="Grow neural networks from small to large.")
+    parser = _Parser(
+        prog="nni-petridish",
+        description="Grow neural networks from small to large.",
+        epilog="\n  ".join(["to begin with:", *FIRST_STEPS]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_run_command(commands, read_config, finish_search)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nni_petridish.__main__ import EXAMPLES, _parser, main
+from nni_petridish.__main__ import EXAMPLES, FIRST_STEPS, _parser, main
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.schema_command import FILE
 
@@ -137,3 +137,23 @@ def test_every_command_has_examples_that_parse() -> None:
             assert (program, arguments[0]) == ("nni-petridish", name)
             if "--help" not in arguments:
                 parser.parse_args(arguments)
+
+
+def test_a_user_without_a_command_is_shown_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    said = capsys.readouterr().err
+    assert all(f"    {name} " in said for name in EXAMPLES if len(name) < 8)
+    for step in FIRST_STEPS:
+        assert step in said
+        program, *arguments = shlex.split(step.partition("#")[0])
+        assert program == "nni-petridish"
+        _parser().parse_args(arguments)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [("serch", "is it search?"), ("zzz", "invalid choice")])
+def test_a_mistyped_command_is_guessed(
+    wrong: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([wrong])
+    assert said in capsys.readouterr().err
