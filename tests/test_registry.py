@@ -38,8 +38,6 @@ def test_a_third_partys_kind_is_found_once_it_is_registered(sound: str) -> None:
     document = {"version": 1, "space": "sound", "layers": {"a": [[["in", "echo"]]]}}
     wanted = "must be one of vision, recurrent, vector but got 'sound'"
     with pytest.raises(ConfigError, match=wanted):
-        ConfigError, match="must be one of vision, recurrent, vector but got 'sound'"
-    ):
         registry.kind_of({"space": "sound"})
     registry.register_kind("sound", genotype=sound, kind=sound)
     assert registry.kind_of({"space": "sound"}).MEASURE == "a kind"
