@@ -18,8 +18,15 @@ from nni_petridish.studies.judge import zero_cost
 from nni_petridish.studies.judge.cli import _run_scores
 from nni_petridish.studies.judge.judgement import Judgement
 from nni_petridish.studies.judge.report import write_scores_report
-from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, Evidence
+from nni_petridish.studies.judge.scores import (
+    CANDIDATE_SCORES,
+    CHILD_SCORES,
+    COMPOSITE_SCORES,
+    Evidence,
+    Facts,
+)
 from nni_petridish.studies.judge.settings import JudgeSettings, Parent
+from nni_petridish.studies.judge.tables import Row
 from nni_petridish.studies.judge.work import judge_scores
 from nni_petridish.tasks.vision.data import DataSet
 from nni_petridish.tasks.vision.splits import TensorSplit, pixel_statistics
@@ -69,6 +76,7 @@ def test_parents_are_judged_once_and_alike(tmp_path: Path) -> None:
     assert sorted(before["children"]) == sorted(table.children(told[3].code))
     assert set(before["scores"]["3"]) == set(CANDIDATE_SCORES)
     assert set(before["fresh"]) == set(CHILD_SCORES)
+    assert [len(codes) for codes in before["tables"].values()] == [2, 2]
     file.unlink()
     (tmp_path / "parents" / f"{told[3].name}.safetensors").write_bytes(b"damaged")
     told.clear()
@@ -80,7 +88,9 @@ def test_parents_are_judged_once_and_alike(tmp_path: Path) -> None:
     assert "4 parents of 2 architectures" in text
     assert "| alpha | short |" in text
     assert (tmp_path / "scores.svg").stat().st_size > 1000
-    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 1 + 4 * (2 * 9 + 5 + 3 + 2)
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 1 + 4 * (
+        2 * (9 + 4) + 5 + 3 + 2
+    )
 
 
 def test_a_stopped_judgement_keeps_nothing_half(tmp_path: Path) -> None:
@@ -211,3 +221,21 @@ def test_several_processes_share_the_parents(tmp_path: Path) -> None:
         for step, scores in alone["scores"].items():
             for name, values in scores.items():  # up to the number of threads
                 assert shared["scores"][step][name] == pytest.approx(values, rel=1e-3, abs=1e-6)
+
+
+def test_composite_scores_agree_with_what_all_their_parts_say() -> None:
+    children, keys = ["a", "b", "c", "d"], ["x", "x", "y", "y"]
+    rising = dict(zip(children, [1.0, 2.0, 3.0, 4.0], strict=True))
+    rows = {c: Row((90.0,), int(1e6 * v), 10) for c, v in rising.items()}
+    scores, fresh = {"alpha": rising, "residual_gain": rising}, {"jacov": rising, "nwot": rising}
+    facts = Facts(children, keys, scores, fresh, rows)
+    for score in COMPOSITE_SCORES.values():
+        found = score(facts)
+        assert sorted(found) == found
+        assert len(set(found)) == 4
+    # A lucky start of one candidate moves its table up, but not above all other evidence.
+    lucky = {**rising, "a": 1000.0}
+    facts = Facts(children, keys, {"alpha": lucky, "residual_gain": rising}, fresh, rows)
+    assert COMPOSITE_SCORES["pooled_consensus"](facts)[3] == 17.0
+    assert max(COMPOSITE_SCORES["pooled_consensus"](facts)) == 17.0
+    assert COMPOSITE_SCORES["prior"](facts) == [3.0, 6.0, 9.0, 12.0]

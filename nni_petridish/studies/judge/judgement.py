@@ -167,6 +167,7 @@ class Judgement:
             "depth": depth,
             "validation_error": error,
             "children": codes,
+            "tables": {key: list(own) for key, own in children.items()},
             "scores": found,
             "fresh": {name: {c: fresh[c][name] for c in codes} for name in CHILD_SCORES},
             "processor_seconds": {

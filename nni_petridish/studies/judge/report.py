@@ -11,13 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nni_petridish.gallery.files import write_file
-from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, SIZE_SCORES
+from nni_petridish.studies.judge.scores import CHILD_SCORES, SIZE_SCORES
 from nni_petridish.studies.judge.settings import LENGTHS
 from nni_petridish.studies.judge.simulate import Simulated
 from nni_petridish.studies.judge.tables import TruthTable
 from nni_petridish.studies.judge.verdicts import (
     CEILING,
     RANDOM,
+    STEP_SCORES,
     Estimate,
     Verdict,
     estimate,
@@ -27,7 +28,7 @@ from nni_petridish.studies.judge.verdicts import (
     verdicts,
 )
 
-_MAIN = ("alpha", "gain", "flops", CEILING)
+_MAIN = ("alpha", "gain", "pooled_consensus", "prior", "flops", CEILING)
 _SIGNIFICANT = 0.01
 
 
@@ -64,7 +65,7 @@ def scores_markdown(found: Sequence[Verdict], name: str) -> str:
 
 
 def _all_scores() -> list[str]:
-    return [*CANDIDATE_SCORES, *CHILD_SCORES, *SIZE_SCORES, RANDOM, CEILING]
+    return [*STEP_SCORES, *CHILD_SCORES, *SIZE_SCORES, RANDOM, CEILING]
 
 
 def _overview(found: Sequence[Verdict], step: int) -> str:
@@ -81,7 +82,7 @@ def _overview(found: Sequence[Verdict], step: int) -> str:
 
 def _by_steps(found: Sequence[Verdict], steps: Sequence[int]) -> str:
     rows = []
-    for score in CANDIDATE_SCORES:
+    for score in STEP_SCORES:
         for length in LENGTHS:
             cells = [_tau(select(found, score, step, length)) for step in steps]
             rows.append([score, length, *cells])
@@ -110,7 +111,7 @@ def _picture(found: Sequence[Verdict]) -> bytes:
     for place, length in enumerate(LENGTHS):
         axes = figure.add_subplot(1, 2, place + 1)
         axes.set_title(f"{length} training of the parent")
-        for score in CANDIDATE_SCORES:
+        for score in STEP_SCORES:
             chosen = [select(found, score, step, length) for step in steps]
             if not all(chosen):
                 continue

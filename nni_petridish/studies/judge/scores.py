@@ -1,4 +1,4 @@
-"""The scores that are judged: of trained candidates, of fresh children, and of sizes.
+"""The scores that are judged: of trained candidates, of fresh children, of sizes, and composites.
 
 Each is a function in a dictionary. To judge another one, add it there.
 """
@@ -6,12 +6,14 @@ Each is a function in a dictionary. To judge another one, add it there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from nni_petridish.core.consensus import consensus, pooled
 from nni_petridish.core.grow import sites
 from nni_petridish.core.held_out import Losses, Products, held_out_products
 from nni_petridish.core.line_search import line_score
@@ -134,3 +136,76 @@ SIZE_SCORES: dict[str, Callable[[Row], float]] = {
     "cheapest": lambda row: -row.multiply_adds,
 }
 """Scores of a child by its row in the table; the accuracies are not looked at."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The numbers of all children of a parent, for scores that are made of others.
+
+    Parameters
+    ----------
+    children
+        The codes of the children, one for each candidate.
+    keys
+        The key of the α table of each candidate.
+    scores
+        The scores of the candidates after some steps of weak learning, by name and code.
+    fresh
+        The scores of the children with fresh weights, by name and code.
+    rows
+        The rows of the children, for their sizes.
+    """
+
+    children: Sequence[str]
+    keys: Sequence[str]
+    scores: Mapping[str, Mapping[str, float]]
+    fresh: Mapping[str, Mapping[str, float]]
+    rows: Mapping[str, Row]
+
+    def learned(self, name: str) -> list[float]:
+        """Return a score of the candidates."""
+        return [self.scores[name][child] for child in self.children]
+
+    def untrained(self, name: str) -> list[float]:
+        """Return a score of the children with fresh weights."""
+        return [self.fresh[name][child] for child in self.children]
+
+    def multiply_adds(self) -> list[float]:
+        """Return the multiply-adds of the children."""
+        return [self.rows[child].multiply_adds for child in self.children]
+
+
+def pooled_alpha(facts: Facts) -> list[float]:
+    """Return the mean |α| of a candidate's table, and within a table the multiply-adds."""
+    sizes = facts.multiply_adds()
+    largest = max(sizes)
+    means = pooled(facts.learned("alpha"), facts.keys)
+    return [mean * (1 + 1e-6 * size / largest) for mean, size in zip(means, sizes, strict=True)]
+
+
+def prior(facts: Facts) -> list[float]:
+    """Return the consensus of jacov, nwot and multiply-adds: no candidate is trained."""
+    return consensus([facts.untrained("jacov"), facts.untrained("nwot"), facts.multiply_adds()])
+
+
+def alpha_consensus(facts: Facts) -> list[float]:
+    """Return the consensus of |α|, residual gain, jacov, nwot and multiply-adds."""
+    learned = [facts.learned("alpha"), facts.learned("residual_gain")]
+    untrained = [facts.untrained("jacov"), facts.untrained("nwot")]
+    return consensus([*learned, *untrained, facts.multiply_adds()])
+
+
+def pooled_consensus(facts: Facts) -> list[float]:
+    """Return that consensus with |α| and residual gain pooled over each α table."""
+    learned = [pooled(facts.learned(name), facts.keys) for name in ("alpha", "residual_gain")]
+    untrained = [facts.untrained("jacov"), facts.untrained("nwot")]
+    return consensus([*learned, *untrained, facts.multiply_adds()])
+
+
+COMPOSITE_SCORES: dict[str, Callable[[Facts], list[float]]] = {
+    "pooled_alpha": pooled_alpha,
+    "prior": prior,
+    "consensus": alpha_consensus,
+    "pooled_consensus": pooled_consensus,
+}
+"""Scores that are made of others, at every checkpoint; they need no new run."""

@@ -10,10 +10,18 @@ from typing import Any
 
 from nni_petridish._support.reading import as_mapping, read_json
 from nni_petridish.errors import DataError
-from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, SIZE_SCORES
+from nni_petridish.studies.judge.scores import (
+    CANDIDATE_SCORES,
+    CHILD_SCORES,
+    COMPOSITE_SCORES,
+    SIZE_SCORES,
+    Facts,
+)
 from nni_petridish.studies.judge.tables import TruthTable
 
 CEILING, RANDOM = "ceiling", "random"
+STEP_SCORES = (*CANDIDATE_SCORES, *COMPOSITE_SCORES)
+"""The scores that depend on the steps of weak learning."""
 MEASURES = ("tau", "hit", "near", "regret")
 POINT = 1.0
 _DRAWS = 2000
@@ -83,6 +91,13 @@ def _of_parent(result: Mapping[str, Any], table: TruthTable) -> list[Verdict]:
         for step, values in result["scores"].items()
         for name in CANDIDATE_SCORES
     ]
+    keys = {code: key for key, codes in result["tables"].items() for code in codes}
+    for step, values in result["scores"].items():
+        facts = Facts(children, [keys[c] for c in children], values, result["fresh"], table.rows)
+        found += [
+            verdict(name, int(step), compare(score(facts), truth))
+            for name, score in COMPOSITE_SCORES.items()
+        ]
     for name in CHILD_SCORES:
         scores = [result["fresh"][name][child] for child in children]
         found.append(verdict(name, None, compare(scores, truth)))
@@ -193,11 +208,11 @@ def select(
     found
         The verdicts.
     score, step
-        The score, and the steps of weak learning, which count for scores of candidates only.
+        The score, and the steps of weak learning, which count for `STEP_SCORES` only.
     length, depth
         The training and the number of growths of the parents; None for any.
     """
-    step = step if score in CANDIDATE_SCORES else None
+    step = step if score in STEP_SCORES else None
     return [
         v
         for v in found
