@@ -96,7 +96,7 @@ def describe_cost(config: SearchConfig, anew: bool = False) -> str:
     if cost is None:
         cost = measure_cost(config)
         _remember(config, cost)
-    seed, growth = growth_seconds(config.plan, cost)
+    seed, growth = (max(1.0, seconds) for seconds in growth_seconds(config.plan, cost))
     return (
         f"On this machine, one worker alone: the seed takes about {duration(seed)}, its first"
         f" growth {duration(growth)} (larger models longer), {cost.bytes / 2**30:.1f} GiB."

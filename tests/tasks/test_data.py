@@ -5,6 +5,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -238,6 +239,14 @@ def test_folder_workers_give_the_same_batches_under_one_seed(tmp_path: Path) -> 
     for (a, x), (b, y) in zip(*runs, strict=True):
         assert torch.equal(a, b)
         assert torch.equal(x, y)
+
+
+def test_more_readers_than_cores_are_no_warning(tmp_path: Path) -> None:
+    write_folder(tmp_path, per_class=3)
+    data = load_data("image_folder", tmp_path, image_size=8, workers=(os.cpu_count() or 1) + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sum(len(labels) for _, labels in data.test.batches(4)) == len(data.test)
 
 
 @pytest.mark.parametrize("name", [n for n in DATA_NAMES if n != "digits"])

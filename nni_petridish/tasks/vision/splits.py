@@ -216,13 +216,17 @@ class FolderSplit(_Normalizing):
             seed = int(torch.randint(2**62, (1,), generator=generator)) + world.rank
             crops = torch.Generator().manual_seed(seed)
             options = {"batch_sampler": parts, "generator": crops}
-        loader = torch.utils.data.DataLoader(
-            self.dataset,
-            num_workers=self.workers,
-            pin_memory=self.device.type == "cuda",
-            **options,
-        )
-        for images, labels in loader:
+        with warnings.catch_warnings():
+            # Random crops depend on the number of readers: it must not follow that of the cores.
+            warnings.filterwarnings("ignore", "This DataLoader will create .* worker processes")
+            loader = torch.utils.data.DataLoader(
+                self.dataset,
+                num_workers=self.workers,
+                pin_memory=self.device.type == "cuda",
+                **options,
+            )
+            batches = iter(loader)
+        for images, labels in batches:
             yield (
                 images.to(self.device, non_blocking=True),
                 labels.to(self.device, non_blocking=True),
