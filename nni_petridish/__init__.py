@@ -25,6 +25,7 @@ __getattr__, __dir__, __all__ = attach(
         "Gallery": ".gallery.gallery",
         "Genotype": ".core.genotype",
         "Grower": ".core.grower",
+        "GrowingCallback": ".nni_adapter",
         "GrowingClassifier": ".estimators.estimators",
         "GrowingRegressor": ".estimators.estimators",
         "L1Schedule": ".core.l1",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from nni_petridish.estimators.estimators import GrowingClassifier, GrowingRegressor
     from nni_petridish.gallery.gallery import Gallery
     from nni_petridish.gallery.saved_model import load_model
+    from nni_petridish.nni_adapter.lightning import GrowingCallback
     from nni_petridish.nni_adapter.strategy import Petridish
     from nni_petridish.nni_adapter.tuner import PetridishTuner
     from nni_petridish.running.config import SearchConfig

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from nni_petridish.core.alpha_table import Schedule
 from nni_petridish.core.genotype import Genotype
@@ -33,6 +34,7 @@ from nni_petridish.core.optimizer_groups import (
     remove_parameters,
 )
 from nni_petridish.core.scalars import scalar_ids
+from nni_petridish.core.wrappers import check_next_wrapper, inside
 from nni_petridish.errors import GrowthError
 
 Change = Literal["attached", "finalized"]
@@ -81,14 +83,15 @@ class Grower:
     couples parameters itself, for instance by clipping one norm over all gradients: clip
     `network_parameters` and `nni_petridish.core.candidate_parameters` apart.
 
-    Make the Grower before a learning-rate scheduler. New parameters join the group of their
-    neighbors and follow its schedule; α and η join a copy of the group without weight decay.
+    New parameters join the group of their neighbors and follow its schedule; α and η join a copy of
+    the group without weight decay. Make the Grower before a learning-rate scheduler, or pass it.
 
     Parameters
     ----------
     net
-        A growable network, such as ``make_growable(module, example)`` returns. For
-        DistributedDataParallel and ``torch.compile``, pass the module inside.
+        A growable network, such as ``make_growable(module, example)`` returns, compiled or not. For
+        DistributedDataParallel, pass the module inside and wrap it anew after each change; a
+        wrapper that does not know all parameters is refused.
     optimizer
         Any optimizer of ``torch.optim`` over its parameters.
     l1
@@ -99,6 +102,8 @@ class Grower:
         When to grow, for `step`; None if you call `attach` and `finalize` yourself.
     seed
         Seeds the weights of candidates. The loop's own random numbers are not touched.
+    schedulers
+        The learning-rate schedulers of the optimizer, if they were made before.
 
     Examples
     --------
@@ -128,7 +133,9 @@ class Grower:
         i_max: int = 3,
         schedule: GrowthSchedule | None = None,
         seed: int = 0,
+        schedulers: Sequence[LRScheduler] = (),
     ) -> None:
+        net = inside(net)
         genotype_of(net)  # raises if it cannot grow, or is wrapped
         if not any(id(p) in group_of(optimizer) for p in net.parameters()):
             raise GrowthError("optimizer must have parameters of the network but has none.")
@@ -137,7 +144,7 @@ class Grower:
         self.growths = 0
         self._calls = 0
         self._best, self._stalled = math.inf, 0
-        add_twins(optimizer)
+        add_twins(optimizer, schedulers)
 
     @property
     def is_learning(self) -> bool:
@@ -152,10 +159,9 @@ class Grower:
     def attach(self) -> None:
         """Attach candidates (Algorithm 1) and hand them to the optimizer."""
         before = {id(parameter) for parameter in self.net.parameters()}
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed + self.growths)
-            attach_candidates(self.net, self.l1)
+        _attach(self.net, self.l1, self.seed + self.growths)
         self._add_new(before)
+        check_next_wrapper(self.net)
         self._calls = 0
 
     def finalize(self, scores: Mapping[str, Sequence[float]] | None = None) -> Genotype:
@@ -178,6 +184,7 @@ class Grower:
         after = {id(parameter) for parameter in self.net.parameters()}
         self._add_new(before)
         remove_parameters(self.optimizer, before - after)
+        check_next_wrapper(self.net)
         self.growths += 1
         self._calls, self._best, self._stalled = 0, math.inf, 0
         return genotype
@@ -187,6 +194,7 @@ class Grower:
         gone = {id(parameter) for parameter in candidate_parameters(self.net)}
         detach_candidates(self.net)
         remove_parameters(self.optimizer, gone)
+        check_next_wrapper(self.net)
         self._calls = 0
 
     def step(self, metric: float | None = None) -> Change | None:
@@ -235,18 +243,13 @@ class Grower:
         """Bring a network and its optimizer into the structure in which they were saved.
 
         Build the network and its optimizer as at the start, load this state, and then the state
-        dicts of network and optimizer.
+        dicts of network and optimizer. A network that has the structure already keeps it.
         """
-        if state.get("version") != _VERSION:
-            raise GrowthError(f"version must be {_VERSION} but got {state.get('version')!r}.")
-        if self.is_learning:
-            raise GrowthError("candidates are attached: load the state into a fresh network.")
         before = {id(parameter) for parameter in self.net.parameters()}
-        self._build(Genotype.from_dict(state["genotype"]))
+        restore_structure(self.net, state, l1=self.l1, seed=self.seed)
         self._add_new(before)
+        check_next_wrapper(self.net)
         self.growths = state["growths"]
-        if state["is_learning"]:
-            self.attach()
         arrange_groups(self.optimizer, self.net, state["groups"])
         self._calls, self._best = state["calls"], state["best"]
         self._stalled = state["stalled"]
@@ -262,21 +265,6 @@ class Grower:
         has_room = self.growths < schedule.growths and can_grow(self.net)
         return has_room and self._calls >= schedule.wait
 
-    def _build(self, genotype: Genotype) -> None:
-        """Add the weak learners that the genotype has and the network has not."""
-        wanted = genotype.learners_by_key()
-        for site in sites(self.net):
-            own = tuple(learner.shortcuts for learner in site.learners)
-            learners = tuple(map(tuple, wanted.get(site.key, ())))
-            if learners[: len(own)] != own:
-                raise GrowthError(f"the network has other weak learners at {site.key!r}.")
-            like = next(iter(site.parameters()), next(iter(self.net.parameters())))
-            for learner in learners[len(own) :]:
-                site.add_learner(learner, genotype.merge)
-            site.to(device=like.device, dtype=like.dtype)
-            lay_out(site)
-        setattr(self.net, "genotype", genotype)  # noqa: B010 - nn.Module declares no such attribute
-
     def _add_new(self, before: set[int]) -> None:
         """Hand the parameters that came to the optimizer, beside those of their site."""
         groups = group_of(self.optimizer)
@@ -289,3 +277,48 @@ class Grower:
                 if id(parameter) not in before and id(parameter) not in groups:
                     found.setdefault(id(parameter), (parameter, index))
         add_parameters(self.optimizer, found.values(), scalar_ids(self.net))
+
+
+def restore_structure(
+    net: nn.Module, state: Mapping[str, Any], *, l1: float | Schedule = 0.001, seed: int = 0
+) -> None:
+    """Give a network the weak learners and candidates of `Grower.state_dict`, without weights.
+
+    Parameters
+    ----------
+    net
+        The network as at the start, or in the structure that was saved.
+    state
+        The saved state.
+    l1, seed
+        As the `Grower` has them.
+    """
+    if state.get("version") != _VERSION:
+        raise GrowthError(f"version must be {_VERSION} but got {state.get('version')!r}.")
+    if has_candidates(net) and not state["is_learning"]:
+        raise GrowthError("candidates are attached: load the state into a fresh network.")
+    _build(net, Genotype.from_dict(state["genotype"]))
+    if state["is_learning"] and not has_candidates(net):
+        _attach(net, l1, seed + state["growths"])
+
+
+def _attach(net: nn.Module, l1: float | Schedule, seed: int) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        attach_candidates(net, l1)
+
+
+def _build(net: nn.Module, genotype: Genotype) -> None:
+    """Add the weak learners that the genotype has and the network has not."""
+    wanted = genotype.learners_by_key()
+    for site in sites(net):
+        own = tuple(learner.shortcuts for learner in site.learners)
+        learners = tuple(map(tuple, wanted.get(site.key, ())))
+        if learners[: len(own)] != own:
+            raise GrowthError(f"the network has other weak learners at {site.key!r}.")
+        like = next(iter(site.parameters()), next(iter(net.parameters())))
+        for learner in learners[len(own) :]:
+            site.add_learner(learner, genotype.merge)
+        site.to(device=like.device, dtype=like.dtype)
+        lay_out(site)
+    setattr(net, "genotype", genotype)  # noqa: B010 - nn.Module declares no such attribute

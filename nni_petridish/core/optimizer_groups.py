@@ -3,39 +3,73 @@
 The state of parameters that stay is not touched, and no group is moved or removed: schedulers keep
 what they hold about each group. A new parameter joins the group of its neighbors, so that it has
 their learning rate and follows their schedule. α, η and the like join a twin of that group without
-weight decay. `add_twins` makes the twins before any scheduler counts the groups.
+weight decay. `add_twins` makes the twins, and tells schedulers, which count the groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from nni_petridish.errors import GrowthError
 
 _TWIN = "petridish_twin"
 """The option of a twin that holds the index of its group."""
+_PER_GROUP = (
+    "base_lrs",
+    "min_lrs",
+    "max_lrs",
+    "base_momentums",
+    "max_momentums",
+    "lr_lambdas",
+    "_last_lr",
+)
+"""What schedulers of torch hold for each group: lists, in the order of the groups."""
 
 
-def add_twins(optimizer: Optimizer) -> None:
-    """Add a twin without weight decay to every group that decays and has none."""
+def add_twins(optimizer: Optimizer, schedulers: Sequence[LRScheduler] = ()) -> None:
+    """Add a twin without weight decay to every group that decays and has none.
+
+    Parameters
+    ----------
+    optimizer
+        The optimizer.
+    schedulers
+        Its learning-rate schedulers, if there are any: each is told of the twins.
+    """
     known = {group[_TWIN] for group in optimizer.param_groups if _TWIN in group}
     missing = [
         i
         for i, group in enumerate(optimizer.param_groups)
         if group.get("weight_decay") and _TWIN not in group and i not in known
     ]
-    if missing and any("initial_lr" in group for group in optimizer.param_groups):
+    scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+    if missing and scheduled and not schedulers:
         raise GrowthError(
-            "the optimizer has a learning-rate scheduler already: make the Grower before it."
+            "the optimizer has a learning-rate scheduler already: make the Grower before it, or"
+            " pass it as schedulers=[...]."
         )
+    before = len(optimizer.param_groups)
     for i in missing:
         options = {k: v for k, v in optimizer.param_groups[i].items() if k != "params"}
         optimizer.add_param_group({**options, "params": [], "weight_decay": 0.0, _TWIN: i})
+    for scheduler in schedulers:
+        _extend(scheduler, before, missing)
+
+
+def _extend(scheduler: LRScheduler, before: int, twins: Sequence[int]) -> None:
+    """Repeat what a scheduler, or one inside of it, holds for the groups that have new twins."""
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _extend(inner, before, twins)
+    for name in _PER_GROUP:
+        held = getattr(scheduler, name, None)
+        if isinstance(held, list) and len(held) == before:
+            held.extend(held[i] for i in twins)
 
 
 def add_parameters(

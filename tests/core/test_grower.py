@@ -2,19 +2,29 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 
 from nni_petridish import Grower, make_growable, sites
 from nni_petridish.core import GrowthSchedule, candidate_parameters
 from nni_petridish.errors import GrowthError
+from tests.support.grower_worker import PROCESSES, work
 from tests.support.networks import batch, small_space
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -257,11 +267,13 @@ def test_any_model_grows_in_a_loop_of_its_own() -> None:
     assert sorted(held(optimizer)) == sorted(id(p) for p in net.parameters())
 
 
-def test_a_compiled_network_grows_with_the_module_inside() -> None:
+@pytest.mark.parametrize("takes", ["the module inside", "the compiled network"])
+def test_a_compiled_network_grows(takes: str) -> None:
+    torch._dynamo.reset()
     net, images, labels = network()
     compiled = torch.compile(net, backend="eager")
     optimizer = SGD(net.parameters(), lr=0.05, momentum=0.9)
-    grower = Grower(net, optimizer)
+    grower = Grower(net if takes == "the module inside" else compiled, optimizer)
     train(compiled, optimizer, images, labels, 1)
     grower.attach()
     before = [site.weak_learner.table.alpha.detach().clone() for site in sites(net)]
@@ -270,8 +282,36 @@ def test_a_compiled_network_grows_with_the_module_inside() -> None:
     assert all(not torch.equal(a, b) for a, b in zip(before, moved, strict=True))
     grower.finalize()
     train(compiled, optimizer, images, labels, 1)
+    assert net.genotype.growths == 1
     net.eval()
     assert torch.allclose(compiled(images), net(images), atol=1e-5)
+    assert not any(
+        name and "_orig_mod" in name for g in grower.state_dict()["groups"] for name in g
+    )
+
+
+def test_processes_stay_equal_and_a_stale_wrapper_is_refused(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(work, (str(tmp_path),), nprocs=PROCESSES)
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(PROCESSES))
+    assert one == other
+    assert one["same as without candidates"]
+    message = "the network changed since DistributedDataParallel was made: wrap it anew after"
+    assert [text[: len(message)] for text in one["refused"]] == [message] * 2
+
+
+def test_a_scheduler_made_before_is_told() -> None:
+    net, images, labels = network()
+    optimizer = AdamW(net.parameters(), lr=0.01)
+    cosine = CosineAnnealingLR(optimizer, 10)
+    scheduler = SequentialLR(optimizer, [LinearLR(optimizer), cosine], [2])
+    grower = Grower(net, optimizer, schedulers=[scheduler])
+    grower.attach()
+    for _ in range(4):
+        train(net, optimizer, images, labels, 1)
+        scheduler.step()
+    assert len(optimizer.param_groups) == len(scheduler.get_last_lr()) == 2
+    assert len({group["lr"] for group in optimizer.param_groups}) == 1
+    assert optimizer.param_groups[1]["params"]  # α, without decay
 
 
 @pytest.mark.parametrize(
