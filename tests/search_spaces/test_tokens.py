@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
 from nni_petridish import (
     Genotype,
+    Grower,
     attach_candidates,
     finalize_candidates,
     make_growable,
@@ -28,6 +33,9 @@ from search_spaces.any_model.token_registry import (
     TOKEN_OPS,
     register_token_op,
 )
+
+with contextlib.redirect_stdout(io.StringIO()):  # it prints itself
+    import this
 
 
 def vit() -> tuple[nn.Module, Tensor]:
@@ -57,8 +65,34 @@ def bert() -> tuple[nn.Module, Tensor]:
     return hf.BertForSequenceClassification(config), torch.randint(1, 20, (3, 6))
 
 
+def timm_vit() -> tuple[nn.Module, Tensor]:
+    models = pytest.importorskip("timm.models.vision_transformer")
+    sizes = {"img_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    net = models.VisionTransformer(**sizes, num_classes=5)
+    nn.init.normal_(net.head.weight)
+    return net, torch.randn(3, 3, 8, 8)
+
+
+def timm_swin() -> tuple[nn.Module, Tensor]:
+    models = pytest.importorskip("timm.models.swin_transformer")
+    sizes = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 8}
+    net = models.SwinTransformer(**sizes, depths=(1, 1), num_heads=(2, 2), num_classes=5)
+    nn.init.normal_(net.head.fc.weight)
+    return net, torch.randn(3, 3, 16, 16)
+
+
+def timm_convnext() -> tuple[nn.Module, Tensor]:
+    models = pytest.importorskip("timm.models.convnext")
+    net = models.ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=5)
+    nn.init.normal_(net.head.fc.weight)
+    return net, torch.randn(3, 3, 64, 64)
+
+
+STAGES = {timm_swin: ["norm"], timm_convnext: ["stages.1", "stages.2", "norm_pre"]}
+"""Networks of images within, not of tokens: their sites."""
 MODELS = {
     vit: ("encoder.dropout", "encoder.layers.encoder_layer_0", "encoder.layers.encoder_layer_1"),
+    timm_vit: ("norm_pre", "blocks.0", "blocks.1"),
     mixer: ("stem", "blocks.0", "blocks.1"),
     gpt2: ("transformer.drop", "transformer.h.0", "transformer.h.1"),
     bert: ("bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1"),
@@ -125,6 +159,93 @@ def test_a_grown_network_loads_and_exports(make: Made) -> None:
     assert torch.equal(predict(again, x), expected)
     exported = torch.export.export(net.eval(), (x,), strict=False).module()
     torch.testing.assert_close(logits(exported, x), expected)
+
+
+@pytest.mark.parametrize("make", STAGES, ids=lambda make: make.__name__)
+def test_networks_with_stages_grow_as_images(make: Made) -> None:
+    torch.manual_seed(0)
+    net, x = make()
+    before = predict(net, x)
+    make_growable(net, x)
+    assert [site.key for site in sites(net)] == STAGES[make]
+    attach_candidates(net)
+    assert torch.equal(predict(net, x), before)
+    finalize_candidates(net, i_max=2)
+    assert torch.equal(predict(net, x), before)
+    for site in sites(net):
+        site.learners[0].eta.data.fill_(0.5)
+    expected = predict(net, x)
+    assert not torch.equal(expected, before)
+    again = make_growable(make()[0], x, genotype=Genotype.from_json(net.genotype.to_json()))
+    again.load_state_dict(net.state_dict())
+    assert torch.equal(predict(again, x), expected)
+    exported = torch.export.export(net.eval(), (x,), strict=False).module()
+    torch.testing.assert_close(logits(exported, x), expected)
+
+
+def train(
+    net: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], growing: tuple[int, int, int]
+) -> list[float]:
+    """Grow once within a loop of so many steps before, during and after weak learning."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.003)
+    grower = Grower(net, optimizer, i_max=2)
+    before, weak, after = growing
+    losses = []
+    for step, (x, y) in zip(range(before + weak + after), batches, strict=False):
+        if step == before:
+            grower.attach()
+        if step == before + weak:
+            grower.finalize()
+        loss = F.cross_entropy(logits(net, x).flatten(0, -2), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_a_language_model_grows_on_text() -> None:
+    text = (this.s * 2)[:1700].lower()
+    letters = sorted(set(text))
+    codes = torch.tensor([letters.index(letter) for letter in text])
+    hf = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = hf.GPT2Config(
+        vocab_size=len(letters), n_positions=32, n_embd=16, n_layer=2, n_head=2, use_cache=False
+    )
+    net = hf.GPT2LMHeadModel(config)
+    make_growable(net, codes[None, :32])
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            starts = torch.randint(len(codes) - 33, (16,))
+            rows = torch.stack([codes[start : start + 33] for start in starts])
+            yield rows[:, :-1], rows[:, 1:]
+
+    losses = train(net, batches(), (40, 20, 40))
+    assert net.genotype.growths == 1
+    assert all(site.learners[0].eta.item() != 0 for site in sites(net))  # they take part
+    assert sum(losses[-5:]) / 5 < sum(losses[35:40]) / 5 - 0.1 < losses[0] - 0.3
+
+
+def test_a_vision_transformer_grows_on_images() -> None:
+    X, y = load_digits(return_X_y=True)
+    images = torch.from_numpy(X).float().reshape(-1, 1, 8, 8).expand(-1, 3, 8, 8) / 8 - 1
+    labels = torch.from_numpy(y)
+    torch.manual_seed(0)
+    net = VisionTransformer(8, 2, 2, 2, 16, 32, num_classes=10)
+    make_growable(net, images[:1])
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            chosen = torch.randint(1500, (64,))
+            yield images[chosen], labels[chosen]
+
+    train(net, batches(), (40, 20, 60))
+    assert net.genotype.growths == 1
+    right = predict(net, images[1500:]).argmax(1) == labels[1500:]
+    assert float(right.float().mean()) > 0.5  # by chance 0.1
+    assert all(site.learners[0].eta.item() != 0 for site in sites(net))
 
 
 def test_a_grown_gpt2_stays_causal() -> None:
