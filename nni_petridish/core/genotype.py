@@ -28,6 +28,9 @@ MAX_BYTES = 2**20
 MAX_LEARNERS = 1000
 """Weak learners of one α table, and shortcuts of one weak learner; real ones have some ten."""
 
+MAX_WIDTH = 1000
+"""The largest multiple of the filters of a space."""
+
 #: The forms of op_merge, which merges the shortcuts of a weak learner into one tensor (B.3).
 MERGES = ("concat_project", "weighted_sum")
 
@@ -142,6 +145,11 @@ class Genotype(ABC):
     def merge(self) -> str:
         """op_merge of all weak learners: one of `MERGES`."""
         return MERGES[0]
+
+    @property
+    def width(self) -> float:
+        """The channels of the network as a multiple of those that its space has."""
+        return 1.0
 
     @property
     def growths(self) -> int:
@@ -326,6 +334,13 @@ def check_merge(merge: object) -> None:
     """Raise `GenotypeError` unless a value is one of `MERGES`."""
     if merge not in MERGES:
         raise GenotypeError(f"merge: must be {one_of(MERGES)} but got {show(merge)}.")
+
+
+def check_width(width: object) -> None:
+    """Raise `GenotypeError` unless a value is a possible width."""
+    if isinstance(width, int | float) and not isinstance(width, bool) and 1 <= width <= MAX_WIDTH:
+        return
+    raise GenotypeError(f"width: must be a number from 1 to {MAX_WIDTH} but got {show(width)}.")
 
 
 def _plain(value: Any) -> Any:

@@ -24,9 +24,8 @@ _Ranks = tuple[tuple[str, tuple[int, ...]], ...]
 def architecture(genotype: Genotype) -> object:
     """Return a value that is equal for genotypes that differ in the order of shortcuts only."""
     learners = genotype.learners_by_key()
-    return tuple(
-        sorted((key, tuple(tuple(sorted(one)) for one in learners[key])) for key in learners)
-    )
+    cells = sorted((key, tuple(tuple(sorted(one)) for one in learners[key])) for key in learners)
+    return (genotype.width, tuple(cells))
 
 
 def count_selections(net: nn.Module, i_max: int) -> int:

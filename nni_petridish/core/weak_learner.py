@@ -59,6 +59,8 @@ class Candidates(nn.Module):
     """
 
     no_weight_decay = ("scale",)
+    steps: Tensor | None
+    """Training steps so far, if the candidates take part in some of them only."""
 
     def __init__(
         self,
@@ -73,6 +75,8 @@ class Candidates(nn.Module):
         self.adapters = NamedModules(dict(adapters))
         self.weak_learning = weak_learning
         self.scale = nn.Parameter(torch.zeros(())) if weak_learning == "joint" else None
+        self.every = 1
+        self.register_buffer("steps", None)
 
     def forward(self, x_k: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return ``x_k + sf(x_c)``, or ``x_k + scale·x_c`` in joint weak learning."""
@@ -80,10 +84,19 @@ class Candidates(nn.Module):
             return x_k + self.scale * self.x_c(inputs)
         if not self.training and not torch.is_grad_enabled():
             return x_k  # sf(x_c) is zero, and there is no backward pass
+        if self.training and self._rests():
+            return x_k  # without the gradient of sf(x_c) nothing of the candidates is trained
         z = {source: stop_gradient(value) for source, value in inputs.items()}
         if fast_kernels_enabled():  # the same numbers as below, faster
             return add_deferred_sum(x_k, self.table.alpha, self.ops_with_inputs(z))
         return x_k + stop_forward(self.x_c(z))
+
+    def _rests(self) -> bool:
+        """Count a training step, and return whether the candidates sit it out."""
+        if self.steps is None:
+            return False
+        self.steps += 1
+        return int(self.steps - 1) % self.every != 0
 
     def x_c(self, z: Mapping[str, Tensor]) -> Tensor:
         """Return Σ α_ij·op_j(z_i) (Eq. 5)."""
@@ -107,6 +120,20 @@ class Candidates(nn.Module):
     def extra_repr(self) -> str:
         """Show the variant."""
         return f"weak_learning={self.weak_learning!r}"
+
+
+def train_every(net: nn.Module, every: int) -> None:
+    """Let the candidates of a network take part in every so many training steps only.
+
+    In the steps between, the network is trained as if there were none. A step of weak learning
+    costs several steps of the network, and the candidates of a large share of the batches select
+    much the same.
+    """
+    for module in net.modules():
+        if isinstance(module, Candidates) and every > 1:
+            module.every = every
+            # A buffer, so that a training that is continued goes on in the same rhythm.
+            module.steps = torch.zeros((), dtype=torch.long)
 
 
 def adapt(adapters: NamedModules, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

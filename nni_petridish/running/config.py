@@ -26,7 +26,14 @@ from nni_petridish.search.constraints import check_value, prefix, resolve
 from nni_petridish.search.ranges import Range, make_chooser, split_ranges
 from nni_petridish.search.records import Growth
 from nni_petridish.search.search import Chooser
-from nni_petridish.search.settings import PRESETS, GrowthSettings, Limits, SearchSettings
+from nni_petridish.search.settings import (
+    PRESETS,
+    SHORTCUTS,
+    GrowthSettings,
+    Limits,
+    SearchSettings,
+)
+from nni_petridish.tasks.recipes import can_hold, recipe_identity
 
 if TYPE_CHECKING:
     from nni_petridish.tasks.task import Task
@@ -107,6 +114,10 @@ class SearchConfig:
             settings = _read_settings(arguments)
             plan = GrowthSettings(**{name: arguments[name] for name in _PLAN if name in arguments})
         recipe = kind.read_recipe(arguments.get("recipe", {}), data)
+        if plan.anneal and not can_hold(type(recipe)):
+            raise ConfigError(f"{ARGUMENTS}.anneal must be 0 in the space {space['space']}.")
+        if plan.grow != SHORTCUTS and not hasattr(kind.SPACE, "place_channels"):
+            raise ConfigError(f"{ARGUMENTS}.grow must be shortcuts in the space {space['space']}.")
         gallery = resolve(arguments["gallery"], base)
         machines = _count_machines(experiment.get("trainingService"))
         start = _read_start(arguments.get("start"), space, data, base)
@@ -144,7 +155,8 @@ class SearchConfig:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that a resumed search must share: not limits, folders, devices."""
-        recipe = {k: v for k, v in asdict(self.recipe).items() if k not in ("device", "epochs")}
+        known = recipe_identity(self.recipe)
+        recipe = {k: v for k, v in known.items() if k not in ("device", "epochs")}
         data = {k: v for k, v in self.data.items() if k not in ("root", "workers")}
         # A range takes the place of its number; without one nothing is said of ranges.
         ranges = {name: asdict(range) for name, range in self.ranges.items()}

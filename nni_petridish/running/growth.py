@@ -21,23 +21,33 @@ from nni_petridish.core.grow import alpha_tables, attach_candidates, finalize_ca
 from nni_petridish.core.l1 import LINE, L1Schedule
 from nni_petridish.core.select import Scores, score_named
 from nni_petridish.core.selection import count_selections
-from nni_petridish.core.weak_learner import WeakLearner
+from nni_petridish.core.weak_learner import WeakLearner, train_every
 from nni_petridish.errors import GalleryError, Interrupted, RejectedError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import FACTS
+from nni_petridish.running.payment import payment
 from nni_petridish.running.siblings import select_new
 from nni_petridish.running.sizes import select_within, smallest_child
+from nni_petridish.running.trunk import (
+    Trunk,
+    carry_momenta,
+    held_epochs,
+    load_trunk,
+    save_trunk,
+)
 from nni_petridish.running.weak_learning import StableSelection, restore_learned, save_learned
+from nni_petridish.running.widening import widen
 from nni_petridish.search.complexity import MULTIPLY_ADDS, PARAMETERS
 from nni_petridish.search.records import (
     CHOICES,
     FULL,
     LATENCY,
+    PAYMENT,
     SMALLEST_CHILD,
     Growth,
     Outcome,
 )
-from nni_petridish.search.settings import GrowthSettings
+from nni_petridish.search.settings import WIDTH, GrowthSettings
 from nni_petridish.tasks.sizes import sizes_of
 from nni_petridish.tasks.task import NO_CALLBACKS, PHASES, Callbacks, Phase, Record, Task
 
@@ -67,7 +77,7 @@ def run_growth(
         return Outcome.from_dict(gallery.load_documents(growth.id)["metrics"])
     work = _Work(growth, task, plan, gallery.work_folder(growth.id, growth.attempt), callbacks)
     net, diary = work.train_seed() if growth.parent is None else work.grow(gallery, growth.parent)
-    outcome = work.outcome(net)
+    outcome = work.outcome(net, gallery)
     genotype = net.genotype
     assert isinstance(genotype, Genotype)
     documents: dict[str, Any] = {
@@ -80,6 +90,7 @@ def run_growth(
     }
     if facts := task.data_facts():
         documents[FACTS] = facts
+    save_trunk(gallery, growth.id, work.folder)
     gallery.save_model(growth.id, net.state_dict(), documents)
     gallery.remove_work(growth.id)
     return outcome
@@ -119,8 +130,33 @@ class _Work:
         """Grow the parent by one weak learner per site (Algorithms 1 and 2)."""
         self._randomize("weak")  # a network may draw the start of its candidates when it is built
         net = load_network(self.task, gallery, parent)
+        if self.plan.anneal:
+            load_trunk(gallery, parent, net)
         self._randomize("weak")
+        if self.plan.grow == WIDTH:
+            net, diary = self._widen(gallery, net)
+        else:
+            diary = self._add_shortcuts(gallery, net)
+        self._randomize("final")
+        self._train(net, "final", self.plan.final_epochs)
+        return net, diary
+
+    def _widen(self, gallery: Gallery, net: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+        """Return a wider network that predicts the same, and the diary."""
+        before, wide = _genotype(net).width, net
+
+        def select(taken: Sequence[Genotype]) -> Genotype:
+            nonlocal wide
+            wide = widen(self.task, net, self.plan.widen_by, self.growth.within, taken)
+            return _genotype(wide)
+
+        select_new(gallery, self.growth, self.folder, select)
+        return wide, {"width": {"before": before, "after": _genotype(wide).width}}
+
+    def _add_shortcuts(self, gallery: Gallery, net: nn.Module) -> dict[str, Any]:
+        """Add one weak learner per site; return the diary."""
         attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
+        train_every(net, self.plan.weak_every)
         learned = self._learn_weakly(net) if self.plan.weak_epochs else {}
         scores, before = self._scores(net), count_learners(net)
         diary = self._predict(
@@ -133,10 +169,7 @@ class _Work:
             lambda taken: self._select(net, scores, taken),
         )
         _list_selected_first(diary["tables"], _genotype(net))
-        diary |= self._start(net, new_learners(net, before))
-        self._randomize("final")
-        self._train(net, "final", self.plan.final_epochs)
-        return net, diary
+        return diary | self._start(net, new_learners(net, before))
 
     def _select(self, net: nn.Module, scores: Scores | None, taken: Sequence[Genotype]) -> Genotype:
         """Finalize the candidates, within the sizes of the growth if it has any."""
@@ -155,6 +188,8 @@ class _Work:
         """Train the candidates along with the network; return what the diary shall know of it."""
         if self.plan.weak_patience is None:
             self._train(net, "weak", self.plan.weak_epochs)
+            if self.plan.anneal:
+                carry_momenta(self.folder / "weak", net)
             return {}
         folder, records = self.folder / "weak", self.history.setdefault("weak", [])
         if (steps := restore_learned(folder, net)) is not None:
@@ -206,9 +241,12 @@ class _Work:
             return {**diary, "score": self.plan.score}  # the predictions are for the largest |α|
         return add_predictions(diary, net, self.task.validation_losses)
 
-    def outcome(self, net: nn.Module) -> Outcome:
+    def outcome(self, net: nn.Module, gallery: Gallery) -> Outcome:
         """Evaluate on the validation set; count multiply-adds and parameters; time if asked to."""
         metrics: dict[str, Any] = dict(self.task.evaluate(net))
+        if self.plan.anneal:
+            parent = self.growth.parent and gallery.load_documents(self.growth.parent)
+            metrics[PAYMENT] = payment(self.history, parent or None, self.plan.anneal)
         choices = count_selections(net, self.growth.i_max)
         if not choices:
             metrics[FULL] = True
@@ -230,12 +268,19 @@ class _Work:
         )
 
     def _train(self, net: nn.Module, phase: str, epochs: int) -> None:
-        self.history[phase] = self.task.train(net, self._phase(phase, epochs), self.callbacks)
+        training, callbacks = self._phase(phase, epochs), self.callbacks
+        if training.hold_epochs and phase != "weak":
+            trunk = Trunk(self.folder, phase, training.hold_epochs)
+            trunk.resume()
+            callbacks = trunk.watch(callbacks)
+        self.history[phase] = self.task.train(net, training, callbacks)
 
     def _phase(self, phase: str, epochs: int) -> Phase:
         label, checkpoint = f"{self.growth.id} {phase}", self.folder / phase
         factor = 1.0 if phase == "seed" else self.plan.lr_after_growth
-        return Phase(phase, epochs, self._seed(phase), label, checkpoint, factor)
+        held = held_epochs(epochs, 0.0 if phase == "weak" else self.plan.anneal)
+        hold = held if self.plan.anneal else 0
+        return Phase(phase, epochs, self._seed(phase), label, checkpoint, factor, hold)
 
     def _l1(self) -> float | L1Schedule:
         if self.plan.l1_schedule == "constant" or not self.plan.weak_epochs:

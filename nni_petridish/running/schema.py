@@ -206,7 +206,7 @@ def _arguments(kind: Kind, sections: Mapping[str, type[Part]]) -> dict[str, Defi
         ),
         **settings,
         "recipe": (
-            part_of(kind.RECIPE, without=("epochs",), partial=True),
+            part_of(kind.RECIPE, without=("epochs", "hold_epochs"), partial=True),
             left_out("Changes to the recipe of the data set."),
         ),
         "start": (_start() | None, Field(None, description="The model to start from.")),

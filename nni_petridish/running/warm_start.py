@@ -20,7 +20,7 @@ from nni_petridish.errors import ConfigError, GalleryError, GenotypeError
 from nni_petridish.gallery.saved_model import SavedModel, from_gallery, read_header, read_model
 from nni_petridish.gallery.select import open_search, select_model
 from nni_petridish.registry import Measure, kind_names, kind_of
-from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record, Task
+from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record, Task, require_widening
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -174,6 +174,14 @@ class _WarmTask:
     def example(self, net: nn.Module) -> tuple[Tensor, ...]:
         """Return inputs of a network for one example."""
         return self._task.example(net)
+
+    def widened(self, genotype: Genotype, factor: float) -> Genotype:
+        """Return an architecture with so many times the channels."""
+        return require_widening(self._task).widened(genotype, factor)
+
+    def widen(self, net: nn.Module, genotype: Genotype) -> nn.Module:
+        """Return a wider network that predicts the same."""
+        return require_widening(self._task).widen(net, genotype)
 
     def _load(self, net: nn.Module, model: SavedModel) -> None:
         own, given = net.state_dict(), model.weights

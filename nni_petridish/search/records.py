@@ -22,6 +22,8 @@ CHOICES = "choices"
 
 LATENCY = "latency"
 """The metric with the measured milliseconds of a forward pass, where a search goes by it."""
+PAYMENT, PAYS = "payment", "pays"
+"""The metric that compares a growth with training its parent on, and its key for the verdict."""
 SMALLEST_CHILD = "smallest_child"
 """The metric with the sizes of about the smallest child of a model, by the name of the size."""
 

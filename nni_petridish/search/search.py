@@ -29,6 +29,8 @@ from nni_petridish.search.hull import choose_parent
 from nni_petridish.search.records import (
     CHOICES,
     FULL,
+    PAYMENT,
+    PAYS,
     SMALLEST_CHILD,
     Done,
     Growth,
@@ -269,7 +271,7 @@ class Search(SearchState):
         assert outcome is not None
         if outcome.metrics.get(FULL) or self._is_exhausted(id):
             return False
-        if self._rejections[id] >= REJECTIONS:
+        if self._rejections[id] >= REJECTIONS or self._is_unpaid(id):
             return False
         sizes = limits.sizes()
         if any(COMPLEXITIES[name].of(outcome) >= limit for name, limit in sizes.items()):
@@ -280,6 +282,19 @@ class Search(SearchState):
         if limits.max_growths is not None:
             return self._depth(id) < limits.max_growths
         return True
+
+    def _is_unpaid(self, id: str) -> bool:
+        """Return whether the last growths of a lineage all fell short of training on."""
+        wanted, growths = self.settings.limits.max_unpaid, 0
+        current: str | None = id
+        while wanted is not None and current is not None and growths < wanted:
+            facts = self._facts[current]
+            found = facts.outcome.metrics.get(PAYMENT) if facts.outcome is not None else None
+            if not isinstance(found, dict) or found.get(PAYS) is not False:
+                return False
+            growths += 1
+            current = facts.growth.parent if facts.growth is not None else None
+        return wanted is not None and growths == wanted
 
     def _is_exhausted(self, id: str) -> bool:
         """Return whether every architecture that can be grown from a model is one already."""
@@ -296,7 +311,9 @@ class Search(SearchState):
             set_ = [f"{n}={getattr(limits, n)}" for n in names if getattr(limits, n) is not None]
             if any(m.outcome.metrics.get(FULL) or self._is_exhausted(m.id) for m in self.hull()):
                 set_.append("the space has no more")
-            if any(self._rejections[m.id] >= REJECTIONS for m in self.hull()):
+            if any(
+                self._rejections[m.id] >= REJECTIONS or self._is_unpaid(m.id) for m in self.hull()
+            ):
                 set_.append("growing would not pay")
             return f"no model on the hull may grow further ({', '.join(set_)})"
         dropped = [] if self._running else list(self.dropped().items())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from nni_petridish.core.l1 import L1_SCHEDULES, LINE, SCORES, WEAK_LEARNING
 from nni_petridish.errors import ConfigError, show
@@ -15,6 +15,8 @@ from nni_petridish.search.constraints import LARGEST, Count, OneOf, Share, allow
 from nni_petridish.search.records import LATENCY, Growth
 
 TRAIN, SKIP = "train", "skip"
+SHORTCUTS, WIDTH = "shortcuts", "width"
+GROWS = (SHORTCUTS, WIDTH)
 ComplexityName = Annotated[str, OneOf(tuple(COMPLEXITIES))]
 
 
@@ -33,6 +35,9 @@ class Limits:
         ``"skip"`` selects other shortcuts, and grows no model whose children are all too large.
     max_growths
         Maximum number of growths in one lineage, from the seed model on.
+    max_unpaid
+        Number of growths in a row, in one lineage, that brought less than training on was forecast
+        to bring, after which it is not grown any further. Needs ``anneal``.
     max_models
         Maximum number of models of the search, including seed models and running growths.
     max_epochs
@@ -51,6 +56,7 @@ class Limits:
     max_latency: Annotated[float, Gt(0)] | None = None
     oversize: Annotated[str, OneOf((TRAIN, SKIP))] = TRAIN
     max_growths: Annotated[int, Ge(0)] | None = None
+    max_unpaid: Count | None = None
     max_models: Count | None = None
     max_epochs: Count | None = None
     max_seconds: Annotated[float, Ge(0)] | None = None
@@ -163,6 +169,18 @@ class GrowthSettings:
     lr_after_growth
         The learning rate of weak learning and of the training after it, as a share of the recipe's:
         the parent was trained to the end of its schedule.
+    anneal
+        The share of a training, its last epochs, in which the learning rate decays. Before, it is
+        that of the recipe, and children grow from the state at that point, momenta included: the
+        whole life of a network is one training with one decay at its end. 0 (the paper) lets the
+        rate decay over the whole of each training, and children grow from its end.
+    grow
+        What a growth adds: ``"shortcuts"`` (the paper), or ``"width"``: more filters in all layers,
+        without weak learning and with the same predictions.
+    widen_by
+        The filters after a growth of the width, as a multiple of those before.
+    weak_every
+        Candidates are trained on every so many batches; the network itself is trained on all.
     """
 
     # 0 uses a given start model without training it.
@@ -177,6 +195,10 @@ class GrowthSettings:
     eta: Annotated[float, Ge(0), Le(1)] | Annotated[str, OneOf((LINE,))] = 0.0
     reject: bool = False
     lr_after_growth: Annotated[float, Gt(0), Le(1)] = 1.0
+    anneal: Annotated[float, Ge(0), Lt(1)] = 0.0
+    grow: Annotated[str, OneOf(GROWS)] = SHORTCUTS
+    widen_by: Annotated[float, Gt(1), Le(16)] = 1.5
+    weak_every: Count = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -184,7 +206,11 @@ class GrowthSettings:
             raise ConfigError(f"reject needs eta to be {LINE} but eta is {self.eta!r}.")
         if self.eta != 0 and self.weak_learning != "isolated":
             raise ConfigError("eta must be 0 in joint weak learning, which finds its own.")
-        if self.weak_epochs == 0 and self.score != "random":
+        if self.weak_every > 1 and self.weak_learning != "isolated":
+            raise ConfigError("weak_every must be 1 in joint weak learning.")
+        if self.grow == WIDTH and self.weak_epochs:
+            raise ConfigError(f"weak_epochs must be 0 if grow is width but got {self.weak_epochs}.")
+        if self.grow == SHORTCUTS and self.weak_epochs == 0 and self.score != "random":
             raise ConfigError("weak_epochs must be at least 1 unless score is random but got 0.")
         if self.score not in ("alpha", "random") and self.weak_learning != "isolated":
             raise ConfigError(
@@ -212,7 +238,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "eta": 0.0,
         "reject": False,
         "lr_after_growth": 1.0,
-    }
+        "anneal": 0.0,
+        "grow": SHORTCUTS,
+        "weak_every": 1,
+    },
+    "fast": {"grow": WIDTH, "widen_by": 2.0, "anneal": 0.25, "weak_epochs": 0},
 }
 """Settings of a growth by name: those that a configuration does not give itself."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.core.grow import candidate_parameters
+from nni_petridish.core.momentum import start_of
 from nni_petridish.core.scalars import scalar_ids
 from nni_petridish.errors import TrainingError
 
@@ -56,7 +57,7 @@ def make_optimizer(
         # Starting from zero gives the same numbers as starting from the first gradient, and the
         # fused step then accepts parameters that get their first gradient late.
         for parameter in trained:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            optimizer.state[parameter]["momentum_buffer"] = start_of(parameter)
     return optimizer
 
 

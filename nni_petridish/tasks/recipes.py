@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 from nni_petridish.errors import ConfigError
@@ -53,6 +53,26 @@ def scaled_recipe(recipe: Recipe, factor: float) -> Recipe:
     return replace(recipe, **rates)  # type: ignore[type-var]
 
 
+def held_recipe(recipe: Recipe, epochs: int) -> Recipe:
+    """Return a recipe whose learning rate stays at its start for so many epochs."""
+    if not epochs:
+        return recipe
+    if not can_hold(type(recipe)):
+        raise ConfigError("anneal needs a recipe of images, whose learning rate decays.")
+    return replace(recipe, hold_epochs=epochs)  # type: ignore[type-var]
+
+
+def can_hold(recipe: type) -> bool:
+    """Return whether the learning rate of a kind of recipe can stay at its start for a while."""
+    return any(field.name == _HOLD for field in fields(recipe))
+
+
+def recipe_identity(recipe: Any) -> dict[str, Any]:
+    """Return a recipe as plain data, as earlier versions knew it if it has nothing new."""
+    return {k: v for k, v in asdict(recipe).items() if k != _HOLD or v}
+
+
+_HOLD = "hold_epochs"
 _RATES = ("lr", "lr_min", "scalar_lr")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from nni_petridish.gallery.files import to_json
 from nni_petridish.registry import Measure
 from nni_petridish.tasks.device import resolve_device
 from nni_petridish.tasks.distributed import World
+from nni_petridish.tasks.recipes import recipe_identity
 from nni_petridish.tasks.task import Callbacks, Phase, Record
 
 Data = TypeVar("Data")
@@ -118,7 +119,7 @@ class Retraining(ABC, Generic[Data, Net]):
             "model": self.model,
             "genotype": self.genotype.to_dict(),
             "space": self.described_space(),
-            "recipe": _without(asdict(self.recipe), ("device",)),
+            "recipe": _without(recipe_identity(self.recipe), ("device",)),
             "data": _without(self.data, ("root", "workers")),
             "seed": self.seed,
         }

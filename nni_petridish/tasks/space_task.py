@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Unpack
 from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Genotype
+from nni_petridish.core.widen import Widening, find_places, widen_into
+from nni_petridish.errors import ConfigError
 from nni_petridish.registry import Measure
 from nni_petridish.tasks.loop import History, LoopOptions, loop_options
-from nni_petridish.tasks.recipes import scaled_recipe
+from nni_petridish.tasks.recipes import held_recipe, scaled_recipe
 from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record
 
 
@@ -71,8 +73,23 @@ class SpaceTask(ABC):
     ) -> list[Record]:
         """Train by the recipe; measure on the validation data after every epoch."""
         recipe = scaled_recipe(replace(self.recipe, epochs=phase.epochs), phase.lr_factor)
+        recipe = held_recipe(recipe, phase.hold_epochs)
         history = self._fit(net, recipe, phase.random_seed, **loop_options(phase, callbacks))
         return list(history.records)
+
+    def widen(self, net: nn.Module, genotype: Genotype) -> nn.Module:
+        """Return a wider network of the given architecture that predicts the same."""
+        if not isinstance(self.space, Widening):
+            raise ConfigError(f"networks of {type(self.space).__name__} cannot be widened.")
+        wide = self.build(genotype)
+        widen_into(wide, net, find_places(net, wide, self.space.place_channels))
+        return wide
+
+    def widened(self, genotype: Genotype, factor: float) -> Genotype:
+        """Return an architecture with so many times the channels, and at least one more."""
+        if not isinstance(self.space, Widening):
+            raise ConfigError(f"networks of {type(self.space).__name__} cannot be widened.")
+        return self.space.widened(genotype, factor)
 
     def size(self, net: nn.Module) -> tuple[int, int]:
         """Return (multiply-adds of one example, parameters)."""

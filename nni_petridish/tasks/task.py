@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from nni_petridish.errors import ConfigError
 from nni_petridish.registry import Measure
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Phase:
         The folder that the state is written to after every epoch; a state found there is restored.
     lr_factor
         The factor of the recipe's learning rate.
+    hold_epochs
+        Epochs at the full learning rate, after which the recipe lets it decay.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Phase:
     label: str = "training"
     checkpoint: Path | None = None
     lr_factor: float = 1.0
+    hold_epochs: int = 0
 
 
 @dataclass(frozen=True)
@@ -152,3 +156,23 @@ class Task(Protocol):
     def example(self, net: nn.Module) -> tuple[Tensor, ...]:
         """Return inputs of a network for one example, for measurements of latency."""
         ...
+
+
+@runtime_checkable
+class CanWiden(Protocol):
+    """A task whose networks can become wider."""
+
+    def widened(self, genotype: Genotype, factor: float) -> Genotype:
+        """Return an architecture with so many times the channels, and at least one more."""
+        ...
+
+    def widen(self, net: nn.Module, genotype: Genotype) -> nn.Module:
+        """Return a wider network of the given architecture that predicts the same."""
+        ...
+
+
+def require_widening(task: Task) -> CanWiden:
+    """Return the task if its networks can become wider, else raise `ConfigError`."""
+    if not isinstance(task, CanWiden):
+        raise ConfigError("grow must be shortcuts: the networks of this task cannot be widened.")
+    return task

@@ -13,6 +13,7 @@ from nni_petridish.core.genotype import (
     LearnersGenotype,
     check_learners,
     check_merge,
+    check_width,
     learner_name,
     one_of,
     show,
@@ -46,11 +47,15 @@ class VisionGenotype(LearnersGenotype):
     merge
         op_merge of all weak learners: ``"concat_project"`` (the paper's choice) or
         ``"weighted_sum"``. Written to JSON only if it is not the default.
+    width
+        The filters as a multiple of the space's: more than 1 after a growth that widens. Written to
+        JSON only if it is not the default.
     """
 
     mode: str
     cells: Mapping[str, tuple[Learner, ...]]
     merge: str = "concat_project"
+    width: float = 1.0
 
     space: ClassVar[str] = "vision"
     table: ClassVar[str] = "cells"
@@ -59,6 +64,7 @@ class VisionGenotype(LearnersGenotype):
         if self.mode not in MODES:
             raise GenotypeError(f"mode: must be {one_of(MODES)} but got {show(self.mode)}.")
         check_merge(self.merge)
+        check_width(self.width)
         if not isinstance(self.cells, Mapping):
             raise GenotypeError(f"cells: must be an object but got {show(self.cells)}.")
         _check_keys(self.mode, list(self.cells))

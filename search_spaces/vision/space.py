@@ -9,7 +9,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from annotated_types import MinLen
@@ -119,7 +119,8 @@ class VisionSpace:
 
         from search_spaces.vision.network import VisionNetwork
 
-        net = VisionNetwork(self, self.check(genotype), auxiliary)
+        own = self.check(genotype)
+        net = VisionNetwork(replace(self, filters=self.filters_of(own)), own, auxiliary)
         return net.to(memory_format=torch.channels_last)
 
     def check(self, genotype: Genotype) -> VisionGenotype:
@@ -155,7 +156,26 @@ class VisionSpace:
             for copy in [cell] * (1 if i in reductions else times)
         ]
         cells = {macro_key(i): cell for i, cell in enumerate(learners)}
-        return VisionGenotype(self.mode, cells, checked.merge)
+        return replace(checked, cells=cells)
+
+    def filters_of(self, genotype: VisionGenotype) -> int:
+        """Return F of an architecture, which may be wider than the space."""
+        return max(1, round(self.filters * genotype.width))
+
+    def widened(self, genotype: Genotype, factor: float) -> VisionGenotype:
+        """Return the architecture with so many times the filters, and at least one more."""
+        checked = self.check(genotype)
+        filters = self.filters_of(checked)
+        more = max(filters + 1, round(filters * factor))
+        return replace(checked, width=more / self.filters)
+
+    def place_channels(
+        self, name: str, module: nn.Module, inputs: bool, old: int, new: int
+    ) -> Tensor:
+        """Return the places of old channels in a module of a widened network."""
+        from search_spaces.vision.widening import place_channels
+
+        return place_channels(name, module, inputs, old, new)
 
     @property
     def num_cells(self) -> int:

@@ -877,3 +877,28 @@ def test_a_growth_with_a_damaged_parent_is_not_tried_again() -> None:
     assert list(search.dropped()) == [growth.id]
     assert not search.retry(growth.id)
     assert search.failed_attempts() == 0
+
+
+@pytest.mark.parametrize(("pays", "deepest"), [(False, 2), (True, 3)])
+def test_a_lineage_that_does_not_pay_is_not_grown(pays: bool, deepest: int) -> None:
+    search = with_seed_model(max_unpaid=2, max_models=30)
+    depths = {"g00000": 0}
+    while isinstance(growth := search.ask(), Growth):
+        assert growth.parent is not None
+        depths[growth.id] = depths[growth.parent] + 1
+        number = int(growth.id[1:])
+        metrics = {"payment": {"age": 1.0, "pays": pays}}
+        search.tell(Outcome(growth.id, 0.1 / number, 1000 + number, 10, 1, metrics))
+    assert max(depths.values()) >= deepest if pays else max(depths.values()) == deepest
+
+
+def test_a_search_says_that_growing_would_not_pay() -> None:
+    search = with_seed_model(max_unpaid=1, max_models=30)
+    growth = ask_growth(search)
+    better = {"payment": {"age": 1.0, "pays": False}}
+    # It dominates the seed, so that it is the only parent, and its own growth did not pay.
+    seed = search.models()[0]
+    search.tell(Outcome(growth.id, seed.error / 2, seed.multiply_adds, 10, 1, better))
+    answer = search.ask()
+    assert isinstance(answer, Done)
+    assert "growing would not pay" in answer.reason

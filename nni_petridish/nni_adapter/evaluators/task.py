@@ -162,6 +162,8 @@ class EvaluatorTask:
         evaluator = self.evaluators[phase.name]
         if isinstance(evaluator, TaskEvaluator):
             records = evaluator.task(self.space).train(net, phase, callbacks)
+        elif phase.hold_epochs:
+            raise ConfigError("anneal must be 0 with an evaluator, which has its own schedule.")
         elif phase.lr_factor != 1:
             raise ConfigError(
                 "lr_after_growth must be 1 with an evaluator, which has its own learning rate."

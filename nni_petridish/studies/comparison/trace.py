@@ -180,6 +180,14 @@ class TracedTask:
         """Return inputs of a network for one example."""
         return self.task.example(net)
 
+    def widened(self, genotype: Genotype, factor: float) -> Genotype:
+        """Return an architecture with so many times the channels."""
+        return self.task.widened(genotype, factor)
+
+    def widen(self, net: nn.Module, genotype: Genotype) -> nn.Module:
+        """Return a wider network that predicts the same."""
+        return self.task.widen(net, genotype)
+
 
 def make_clock(device: str) -> Callable[[], float]:
     """Return a clock of compute: the processor's, or on a GPU that of the wall.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nni_petridish.errors import DataError
-from nni_petridish.tasks.vision import class_names
+from nni_petridish.tasks.vision import class_names, teacher
 from nni_petridish.tasks.vision.folder import (
     check_folder,
     classes_of,
@@ -121,7 +121,8 @@ def load_data(
     Parameters
     ----------
     name
-        ``digits`` (embedded in scikit-learn), ``mnist``, ``fashion_mnist``, ``cifar10``,
+        ``digits`` (embedded in scikit-learn), ``teacher`` (labeled by a random network, see
+        `tasks.vision.teacher`), ``mnist``, ``fashion_mnist``, ``cifar10``,
         ``cifar100`` (torchvision's layouts), ``image_folder`` (ImageNet's: root/train/CLASS/*,
         and root/val/CLASS/*, the test set) or ``npz`` (a file, see `tasks.vision.npz`).
     root
@@ -347,6 +348,13 @@ _SOURCES = {
     ),
     "cifar100": _cifar(
         class_names.CIFAR100, "cifar-100-python", ("train",), ("test",), "fine_labels"
+    ),
+    "teacher": _Source(
+        (1, teacher.SIZE, teacher.SIZE),
+        tuple(map(str, range(teacher.CLASSES))),
+        2000,
+        teacher.read_teacher,
+        images=teacher.TRAINING,
     ),
 }
 

@@ -34,6 +34,8 @@ class Recipe:
     # cosine: per step, to lr_min; exponential: lr times `lr_decay` per epoch (the ImageNet runs).
     schedule: Annotated[str, OneOf(("cosine", "exponential"))] = "cosine"
     lr_decay: Annotated[float, Gt(0), Le(1)] = 0.97
+    # Epochs at the full rate before it decays; told by a growth with `anneal`, not by a file.
+    hold_epochs: Annotated[int, Ge(0)] = 0
     momentum: Share = 0.9
     # The authors' code; the paper does not say. Never on α and η: L1 alone decides on α.
     weight_decay: Annotated[float, Ge(0)] = 2e-4
@@ -68,6 +70,10 @@ class Recipe:
 
     def learning_rate(self, step: int, total: int, steps_per_epoch: int) -> float:
         """Return the learning rate of a step, counted from 0, out of `total`."""
+        held = self.hold_epochs * steps_per_epoch
+        if step < held:
+            return self.lr
+        step, total = step - held, total - held
         if self.schedule == "exponential":
             return max(self.lr_min, self.lr * self.lr_decay ** (step // steps_per_epoch))
         return self.lr_min + (self.lr - self.lr_min) * (1 + math.cos(math.pi * step / total)) / 2
@@ -92,6 +98,14 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
         "epochs": 10,
         "cutout": 0,
         "crop_padding": 1,
+        "flip": False,
+        "drop_path_keep": 1.0,
+    },
+    # A label may depend on every pixel, and 20,000 images are many for a small network.
+    "teacher": {
+        "epochs": 10,
+        "cutout": 0,
+        "crop_padding": 0,
         "flip": False,
         "drop_path_keep": 1.0,
     },

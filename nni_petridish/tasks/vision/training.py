@@ -7,7 +7,6 @@ network, and α and η do not decay.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol, Unpack, cast, runtime_checkable
 
 import torch
@@ -21,6 +20,7 @@ from nni_petridish.tasks.device import resolve_device
 from nni_petridish.tasks.distributed import current_world
 from nni_petridish.tasks.loop import Bar, History, LoopOptions, Steps, check_seed, run
 from nni_petridish.tasks.optim import clip_groups, make_optimizer, take_step
+from nni_petridish.tasks.recipes import recipe_identity
 from nni_petridish.tasks.task import Record
 from nni_petridish.tasks.vision.augment import Augmentation
 from nni_petridish.tasks.vision.epoch_metrics import EpochMetrics
@@ -163,7 +163,7 @@ class _ImageTrainer:
             net, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
         )
         self.clip_groups = clip_groups(net)
-        settings = asdict(recipe)
+        settings = recipe_identity(recipe)
         del settings["device"]  # a run may move to another machine
         self._identity = {"seed": seed, "images": len(train), "recipe": settings}
 
