@@ -66,6 +66,7 @@ def test_init_writes_a_valid_commented_configuration(
     if form == "images":
         assert config.data["image_size"] == 32
         assert config.data["validation"] == 12
+        assert config.data["workers"] == 0
     assert main(["init", str(source)]) == 2
     assert "not overwritten" in capsys.readouterr().err
 

@@ -18,6 +18,8 @@ _PASSES = 12_000
 """Images that the seed sees in its training."""
 _GROWN = 20
 """Models up to so many times the seed are grown further."""
+_READERS_START = 0.6
+"""Seconds that four reading processes take to start, in each epoch, on two quiet cores."""
 
 
 def suggest_for_images(source: str, root: str | None) -> Suggestion | None:
@@ -33,6 +35,8 @@ def suggest_for_images(source: str, root: str | None) -> Suggestion | None:
     kept = images - validation
     if kept > _MOST_IMAGES:
         data["limit"] = kept = _MOST_IMAGES
+    if name == "image_folder" and kept * _reading_seconds(side) < _READERS_START:
+        data["workers"] = 0  # few small images are read before other processes have started
     space: dict[str, Any] = {
         "mode": "cell",
         "cells_per_stage": 1,
@@ -59,6 +63,11 @@ def suggest_for_images(source: str, root: str | None) -> Suggestion | None:
     if name == "image_folder":
         notes.append(f"{data['root']}/val is the test set: the search never looks at it.")
     return Suggestion(found, tuple(notes), space, data, settings, _recipe(name, side, kept))
+
+
+def _reading_seconds(side: int) -> float:
+    """Return about how long one image takes to be read and cropped."""
+    return 4e-4 + 1e-7 * side**2
 
 
 def _recipe(name: str, side: int, images: int) -> dict[str, Any]:
