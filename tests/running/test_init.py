@@ -78,6 +78,8 @@ def test_init_says_in_one_line_what_it_cannot_use(
     write_images(tmp_path / "bare", ("",))
     write_images(tmp_path / "half", ("train",))
     (tmp_path / "one.txt").write_text("words")
+    for path in sorted(write_images(tmp_path / "few").rglob("train/*/*.png"))[:-5]:
+        path.unlink()
     for source, said in (
         ("table.csv", "is no data"),
         ("table.xlsx", "must be a file of comma-separated values"),
@@ -85,6 +87,7 @@ def test_init_says_in_one_line_what_it_cannot_use(
         (".", "neither images nor texts"),
         ("bare", "the test set, to bare/val/CLASS"),
         ("half", "half/val must hold one folder"),
+        ("few", "few must have at least 12 training images but has 5"),
         ("one.txt", "train.txt, valid.txt and test.txt"),
         ("missing.npz", "missing.npz must be an .npz file"),
         ("cifar10", "get it with"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import DataError
 
@@ -71,13 +71,15 @@ def find_image_size(root: Path) -> int:
     names = classes_of(folder)
     each = max(1, _SAMPLE // max(1, len(names)))
     sample = chain.from_iterable(islice(_files(folder / name), each) for name in names[:_SAMPLE])
-    sides = []
+    sides, unread = [], None
     for path in sample:
         try:
             with Image.open(path) as image:
                 sides.append(min(image.size))
         except (OSError, ValueError, Image.DecompressionBombError):
-            continue  # training will name a file that cannot be read
+            unread = path  # one among many is named when training meets it
+    if not sides and unread is not None:
+        raise DataError(f"{folder} must hold images but none can be read, such as {unread}.")
     if not sides:
         return LARGEST_DEFAULT
     return min(LARGEST_DEFAULT, int(statistics.median_low(sides)))
@@ -117,9 +119,9 @@ def load_folder(
         ]
     )
     try:
-        train = ImageFolder(str(root / "train"), augmented)
-        unchanged = ImageFolder(str(root / "train"), central)
-        test = ImageFolder(str(root / "val"), central)
+        train = ImageFolder(str(root / "train"), augmented, loader=_read_image)
+        unchanged = ImageFolder(str(root / "train"), central, loader=_read_image)
+        test = ImageFolder(str(root / "val"), central, loader=_read_image)
     except FileNotFoundError as error:  # a class without an image
         raise DataError(f"{root}: {str(error).splitlines()[0]}") from None
     if train.classes != test.classes:
@@ -144,3 +146,15 @@ def _files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() in _SUFFIXES:
             yield path
+
+
+def _read_image(path: str) -> Any:
+    """Read an image in color; `DataError` names a file that is none."""
+    from PIL import Image
+    from torchvision.datasets.folder import default_loader
+
+    try:
+        return default_loader(path)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = "" if str(path) in str(error) else f" ({error})"
+        raise DataError(f"{path} cannot be read as an image{reason}: take it away.") from None

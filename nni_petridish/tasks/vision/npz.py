@@ -100,8 +100,9 @@ def _opened(path: Path) -> Any:
         raise DataError(f"{path} must be an .npz file but there is none; nothing is downloaded.")
     try:
         found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not an .npz file of plain arrays: {error}.") from None
+    except (OSError, ValueError, zipfile.BadZipFile):
+        # numpy's own words for anything that it does not know advise to unpickle it.
+        raise DataError(f"{path} is not an .npz file of plain arrays.") from None
     if not isinstance(found, np.lib.npyio.NpzFile):
         raise DataError(f"{path} must be an .npz file but is a single array.")
     return found

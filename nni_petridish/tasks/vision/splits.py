@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nni_petridish.errors import DataError
 from nni_petridish.tasks.distributed import ALONE, World
 
 
@@ -226,8 +227,18 @@ class FolderSplit(_Normalizing):
                 **options,
             )
             batches = iter(loader)
-        for images, labels in batches:
+        while (batch := _next_of(batches)) is not None:
+            images, labels = batch
             yield (
                 images.to(self.device, non_blocking=True),
                 labels.to(self.device, non_blocking=True),
             )
+
+
+def _next_of(batches: Iterator[Any]) -> Any:
+    """Return the next batch, None at the end; an error of a reading process is its last line."""
+    try:
+        return next(batches, None)
+    except DataError as error:  # with the traceback of the process in its text
+        last = str(error).strip().splitlines()[-1]
+        raise DataError(last.removeprefix(f"{DataError.__module__}.DataError: ")) from None

@@ -12,6 +12,7 @@ from nni_petridish.tasks.vision.folder import classes_of, find_image_size, holds
 from search_spaces.vision.size import seed_size
 from search_spaces.vision.space import VisionSpace
 
+_FEWEST_IMAGES = 12
 _MOST_IMAGES = 10_000
 """More training images are not used in a first search."""
 _PASSES = 12_000
@@ -28,6 +29,10 @@ def suggest_for_images(source: str, root: str | None) -> Suggestion | None:
     if data is None:
         return None
     name, images = str(data["name"]), count_training_images(data["name"], data.get("root"))
+    if images < _FEWEST_IMAGES:
+        raise DataError(
+            f"{source} must have at least {_FEWEST_IMAGES} training images but has {images}."
+        )
     described = describe(name, data.get("root"))
     side = min(described.image_shape[1:])
     validation = max(1, min(5000, images // (5 if images < 500 else 10)))
