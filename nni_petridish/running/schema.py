@@ -249,19 +249,22 @@ def left_out(text: str) -> Any:
 
 
 def field_texts(kind: type) -> dict[str, str]:
-    """Return the texts of the section Parameters in the docstring of a dataclass, by field.
+    """Return the texts of the sections Parameters of a dataclass and its bases, by field.
 
     >>> field_texts(GrowthSettings)["weak_learning"]
     '``"isolated"`` or ``"joint"``.'
     """
-    _, _, section = (inspect.getdoc(kind) or "").partition("Parameters\n----------\n")
     result: dict[str, str] = {}
-    names: list[str] = []
-    for line in section.partition("\n\n")[0].splitlines():
-        if line.startswith(" "):
-            result |= {name: f"{result.get(name, '')} {line.strip()}".strip() for name in names}
-        else:
-            names = line.split(", ")
+    for base in reversed(kind.__mro__):
+        doc = inspect.cleandoc(base.__doc__ or "")
+        _, _, section = doc.partition("Parameters\n----------\n")
+        names: list[str] = []
+        for line in section.partition("\n\n")[0].splitlines():
+            if line.startswith(" "):
+                result |= {name: f"{result[name]} {line.strip()}".strip() for name in names}
+            else:
+                names = line.split(", ")
+                result |= dict.fromkeys(names, "")
     return result
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Unpack
+from typing import Any, Unpack
 
 import torch
-from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nni_petridish.core.modes import evaluation_mode
 from nni_petridish.errors import DataError, TrainingError
-from nni_petridish.search.constraints import Count, Share, check_fields
+from nni_petridish.tasks.arrays.recipe import ArrayRecipe as ArrayRecipe
 from nni_petridish.tasks.checkpoint import fits, restore
 from nni_petridish.tasks.distributed import World
 from nni_petridish.tasks.loop import Bar, History, LoopOptions, Steps, run
@@ -22,33 +21,6 @@ from nni_petridish.tasks.optim import clip_groups, make_optimizer, take_step
 from nni_petridish.tasks.task import Record
 
 _EVALUATION_BATCH = 1024
-
-
-@dataclass(frozen=True)
-class ArrayRecipe:
-    """The recipe of a training: SGD with momentum and a cosine schedule.
-
-    Parameters
-    ----------
-    epochs
-        The number of epochs.
-    batch_size
-        The least number of examples of a step, if there are so many; batch norm needs two.
-    lr, momentum, weight_decay
-        Options of SGD; the learning rate decreases to 0.
-    clip
-        The largest norm of the gradients of the network, and of those of its candidates.
-    """
-
-    epochs: Count = 20
-    batch_size: Annotated[int, Ge(2)] = 64
-    lr: Annotated[float, Gt(0)] = 0.05
-    momentum: Share = 0.9
-    weight_decay: Annotated[float, Ge(0)] = 3e-4
-    clip: Annotated[float, Gt(0)] = 5.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

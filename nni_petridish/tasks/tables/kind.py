@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge
 
 from nni_petridish.errors import ConfigError, DataError
 from nni_petridish.registry import ARGUMENTS, ERROR, Suggestion
@@ -15,12 +15,12 @@ from nni_petridish.search.constraints import (
     Count,
     Folder,
     OneOf,
-    Share,
     Width,
     check_fields,
     prefix,
     resolve,
 )
+from nni_petridish.tasks.arrays.recipe import ArrayRecipe
 from nni_petridish.tasks.recipes import named_recipe
 from nni_petridish.tasks.tables.table import check_table, read_table
 from search_spaces.vector.space import VectorSpace
@@ -65,37 +65,16 @@ class TableOptions:
 
 
 @dataclass(frozen=True)
-class TableRecipe:
-    """The recipe of a training: SGD with momentum and a cosine schedule.
+class TableRecipe(ArrayRecipe):
+    """The recipe of a training on a table.
 
     Parameters
     ----------
-    epochs
-        The number of epochs.
-    batch_size
-        The least number of rows of a step, if there are so many; batch norm needs two.
-    lr
-        The first learning rate; it decreases to 0.
-    momentum
-        The momentum of SGD.
-    weight_decay
-        The weight decay, which neither α nor η has.
-    clip
-        The largest norm of the gradients of the network, and of those of its candidates.
     device
         The networks are small: they train on the CPU.
     """
 
-    epochs: Count = 20
-    batch_size: Annotated[int, Ge(2)] = 64
-    lr: Annotated[float, Gt(0)] = 0.05
-    momentum: Share = 0.9
-    weight_decay: Annotated[float, Ge(0)] = 3e-4
-    clip: Annotated[float, Gt(0)] = 5.0
     device: Annotated[str, OneOf(("cpu",))] = "cpu"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nni_petridish.tasks.arrays.task import ArrayTask
-from nni_petridish.tasks.arrays.training import ArrayRecipe, Examples
+from nni_petridish.tasks.arrays.training import Examples
 from nni_petridish.tasks.space_task import SpaceTask
 from nni_petridish.tasks.tables.kind import TableRecipe
 from nni_petridish.tasks.tables.splits import split_sizes
@@ -55,16 +55,7 @@ class TableTask(ArrayTask):
 def make_task(space: VectorSpace, rows: Rows, recipe: TableRecipe) -> TableTask:
     """Make the task of a search."""
     validation = rows.training if rows.validation is None else rows.validation
-    return TableTask(
-        space, rows.training, validation, array_recipe(recipe), rows.facts, testing=rows.testing
-    )
-
-
-def array_recipe(recipe: TableRecipe) -> ArrayRecipe:
-    """Return the recipe without its device, for the loop over arrays."""
-    values = asdict(recipe)
-    del values["device"]
-    return ArrayRecipe(**values)
+    return TableTask(space, rows.training, validation, recipe, rows.facts, testing=rows.testing)
 
 
 def load_rows(data: Mapping[str, Any]) -> Rows:
