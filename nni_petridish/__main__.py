@@ -29,6 +29,8 @@ from nni_petridish.studies.judge.cli import add_judge_command
 from nni_petridish.studies.tuning.cli import add_tune_command
 
 _LONGEST_LINE = 2000
+_NO_READER = 128 + 13
+"""Exit code of a command whose output nobody reads any more, as shells have it for SIGPIPE."""
 EXAMPLES = {
     "run": [
         "nni-petridish run configs/petridish.yml",
@@ -81,6 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         result: int = options.command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NO_READER
     except PetridishError as error:
         if os.environ.get("RANK", "0") == "0":  # of torchrun's processes, the first one speaks
             print(f"nni-petridish: {_one_line(str(error))}", file=sys.stderr)

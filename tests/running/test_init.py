@@ -161,3 +161,13 @@ def test_a_mistyped_command_is_guessed(
     with pytest.raises(SystemExit):
         main([wrong])
     assert said in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "nni_petridish", "schema"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # before Python itself has started
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
