@@ -135,7 +135,7 @@ class Products:
 
 def held_out_products(net: nn.Module, losses: Losses) -> dict[str, Products]:
     """Return the inner products of all α tables on held-out batches; see `observe`."""
-    products = {key: _no_products(table) for key, table in alpha_tables_of(net).items()}
+    products = {key: no_products(table) for key, table in alpha_tables_of(net).items()}
     observe(net, losses, lambda seen: products[seen.site.key].add(seen.g, seen.candidates))
     for key, found in products.items():
         if not found.norms.any():
@@ -146,7 +146,8 @@ def held_out_products(net: nn.Module, losses: Losses) -> dict[str, Products]:
     return products
 
 
-def _no_products(table: AlphaTable) -> Products:
+def no_products(table: AlphaTable) -> Products:
+    """Return inner products that are all 0, to add to."""
     count = len(table.shortcuts)
     zeros = torch.zeros(count + 1, count, dtype=torch.float64)
     return Products(zeros[0], zeros[1:])

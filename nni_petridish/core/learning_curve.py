@@ -1,13 +1,14 @@
 """Learning curves: what training a network on would bring, with its uncertainty.
 
-At a constant learning rate the held-out loss of a network falls about linearly in the logarithm of
-its training time t, over a few doublings:
+At a constant learning rate the held-out loss of a network falls about like a power of its training
+time t, over a few doublings:
 
-    L(t) = a − b·ln t + noise.
+    ln L(t) = a − b·ln t + noise.
 
 Least squares on the second half of the curve gives a, b and the spread s of the noise. The loss at
-a later t* is then forecast as a − b·ln t*, with the usual standard error of a prediction,
-s·√(1 + 1/n + (ln t* − mean)²/Σ(ln t − mean)²). A curve that rises is forecast to stay where it is.
+a later t* is then forecast as exp(a − b·ln t*). Its logarithm has the usual standard error of a
+prediction, s·√(1 + 1/n + (ln t* − mean)²/Σ(ln t − mean)²), and the forecast that error times
+itself. A curve that rises is forecast to stay where it is.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ def forecast_loss(times: Sequence[float], losses: Sequence[float], later: float)
 
     Examples
     --------
-    >>> curve = [2.0 - 0.5 * math.log(t) for t in range(1, 9)]
+    >>> curve = [2.0 * t**-0.5 for t in range(1, 9)]
     >>> round(forecast_loss(range(1, 9), curve, 16).mean, 3)
-    0.614
+    0.5
     """
     kept = max(LEAST, math.ceil(len(times) / 2))
     points = [
-        (math.log(t), loss)
+        (math.log(t), math.log(loss))
         for t, loss in zip(times[-kept:], losses[-kept:], strict=True)
-        if math.isfinite(loss)
+        if math.isfinite(loss) and loss > 0
     ]
     n = len(points)
     if n < LEAST:
@@ -60,5 +61,6 @@ def forecast_loss(times: Sequence[float], losses: Sequence[float], later: float)
     slope = min(0.0, math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / square)
     rest = math.fsum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
     distance = math.log(later) - mean_x
-    spread = math.sqrt(rest / (n - 2))
-    return Forecast(mean_y + slope * distance, spread * math.sqrt(1 + 1 / n + distance**2 / square))
+    spread = math.sqrt(rest / (n - 2)) * math.sqrt(1 + 1 / n + distance**2 / square)
+    mean = math.exp(mean_y + slope * distance)
+    return Forecast(mean, mean * spread)

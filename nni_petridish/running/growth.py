@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nni_petridish.core.candidate_cost import candidate_milliseconds, per_millisecond
 from nni_petridish.core.eta_start import count_learners, line_search, new_learners, set_eta
 from nni_petridish.core.forecast import add_predictions
 from nni_petridish.core.genotype import Genotype
@@ -21,6 +22,7 @@ from nni_petridish.core.grow import alpha_tables, attach_candidates, finalize_ca
 from nni_petridish.core.l1 import LINE, L1Schedule
 from nni_petridish.core.select import Scores, score_named
 from nni_petridish.core.selection import count_selections
+from nni_petridish.core.shortcut_count import count_shortcuts
 from nni_petridish.core.weak_learner import WeakLearner, train_every
 from nni_petridish.errors import GalleryError, Interrupted, RejectedError
 from nni_petridish.gallery.gallery import Gallery
@@ -127,7 +129,7 @@ class _Work:
         return net, {}
 
     def grow(self, gallery: Gallery, parent: str) -> tuple[nn.Module, dict[str, Any]]:
-        """Grow the parent by one weak learner per site (Algorithms 1 and 2)."""
+        """Grow the parent: by one weak learner per site (Algorithms 1 and 2), or in width."""
         self._randomize("weak")  # a network may draw the start of its candidates when it is built
         net = load_network(self.task, gallery, parent)
         if self.plan.anneal:
@@ -159,26 +161,27 @@ class _Work:
         train_every(net, self.plan.weak_every)
         learned = self._learn_weakly(net) if self.plan.weak_epochs else {}
         scores, before = self._scores(net), count_learners(net)
-        diary = self._predict(
-            net, {"i_max": self.growth.i_max, "tables": alpha_tables(net, scores), **learned}
-        )
+        i_max = self._i_max(net, scores)
+        diary = self._predict(net, {"i_max": i_max, "tables": alpha_tables(net, scores), **learned})
         select_new(
             gallery,
             self.growth,
             self.folder,
-            lambda taken: self._select(net, scores, taken),
+            lambda taken: self._select(net, scores, i_max, taken),
         )
         _list_selected_first(diary["tables"], _genotype(net))
         return diary | self._start(net, new_learners(net, before))
 
-    def _select(self, net: nn.Module, scores: Scores | None, taken: Sequence[Genotype]) -> Genotype:
+    def _select(
+        self, net: nn.Module, scores: Scores | None, i_max: int, taken: Sequence[Genotype]
+    ) -> Genotype:
         """Finalize the candidates, within the sizes of the growth if it has any."""
 
         def select(
             net: nn.Module, taken: Sequence[Genotype], other: Mapping[str, Sequence[float]] | None
         ) -> Genotype:
             chosen = scores if other is None else other
-            return finalize_candidates(net, self.growth.i_max, scores=chosen, taken=taken)
+            return finalize_candidates(net, i_max, scores=chosen, taken=taken)
 
         if self.growth.within is None:
             return select(net, taken, None)
@@ -229,22 +232,32 @@ class _Work:
 
     def _scores(self, net: nn.Module) -> Scores | None:
         """Return the scores of the candidates; None for |α|, which needs no computation."""
-        if self.plan.score == "alpha":
+        if self.plan.score == "alpha" and self.plan.score_per is None:
             return None
-        return score_named(self.plan.score)(net, self.task.validation_losses)
+        scores = score_named(self.plan.score)(net, self.task.validation_losses)
+        if self.plan.score_per is None:
+            return scores
+        costs = candidate_milliseconds(net, self.task.validation_losses)
+        return per_millisecond(scores, costs)
+
+    def _i_max(self, net: nn.Module, scores: Scores | None) -> int:
+        """Return the number of shortcuts of each new weak learner."""
+        if not self.plan.fewer_shortcuts:
+            return self.growth.i_max
+        return count_shortcuts(net, self.task.validation_losses, self.growth.i_max, scores)
 
     def _predict(self, net: nn.Module, diary: dict[str, Any]) -> dict[str, Any]:
         """Add the predicted changes of the loss to the diary, if the task can tell them."""
         if self.plan.weak_learning != "isolated":
             return diary  # joint weak learning has taken its step already
-        if self.plan.score != "alpha":
+        if self.plan.score != "alpha" or self.plan.score_per is not None:
             return {**diary, "score": self.plan.score}  # the predictions are for the largest |α|
         return add_predictions(diary, net, self.task.validation_losses)
 
     def outcome(self, net: nn.Module, gallery: Gallery) -> Outcome:
         """Evaluate on the validation set; count multiply-adds and parameters; time if asked to."""
         metrics: dict[str, Any] = dict(self.task.evaluate(net))
-        if self.plan.anneal:
+        if self.plan.anneal and not self.growth.last:  # which has no part at the full rate
             parent = self.growth.parent and gallery.load_documents(self.growth.parent)
             metrics[PAYMENT] = payment(self.history, parent or None, self.plan.anneal)
         choices = count_selections(net, self.growth.i_max)
@@ -278,9 +291,14 @@ class _Work:
     def _phase(self, phase: str, epochs: int) -> Phase:
         label, checkpoint = f"{self.growth.id} {phase}", self.folder / phase
         factor = 1.0 if phase == "seed" else self.plan.lr_after_growth
-        held = held_epochs(epochs, 0.0 if phase == "weak" else self.plan.anneal)
-        hold = held if self.plan.anneal else 0
+        hold = self._held(phase, epochs) if self.plan.anneal else 0
         return Phase(phase, epochs, self._seed(phase), label, checkpoint, factor, hold)
+
+    def _held(self, phase: str, epochs: int) -> int:
+        """Return the epochs at the full learning rate: nobody grows on from a last growth."""
+        if phase == "weak":
+            return epochs
+        return 0 if self.growth.last else held_epochs(epochs, self.plan.anneal)
 
     def _l1(self) -> float | L1Schedule:
         if self.plan.l1_schedule == "constant" or not self.plan.weak_epochs:

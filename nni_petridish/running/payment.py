@@ -3,7 +3,8 @@
 With ``anneal`` the networks of a lineage are trained at one constant learning rate, so that the
 curve of the parent can be continued (`nni_petridish.core.learning_curve`) to the age of the child:
 the seconds of training at that rate, all ancestors and weak learning included. Both losses are
-those before the decay. A growth pays if its loss is below that forecast.
+those before the decay. A growth pays unless its loss is above that forecast by more than the
+standard error of it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def payment(history: History, parent: Mapping[str, Any] | None, anneal: float) -
         "training_on": expected.mean,
         "error": expected.error,
         "loss": loss,
-        PAYS: loss < expected.mean,
+        PAYS: loss <= expected.mean + expected.error,
     }
 
 

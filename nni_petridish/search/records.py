@@ -47,6 +47,9 @@ class Growth:
     within
         The largest sizes of the child, by ``multiply_adds``, ``parameters`` or ``latency``; None if
         it may have any size.
+    last
+        Whether the limits forbid to grow the child: it need not be kept fit for growing. Told only
+        if the settings have ``anneal``.
     """
 
     id: str
@@ -56,16 +59,20 @@ class Growth:
     i_max: int
     attempt: int = 1
     within: Mapping[str, float] | None = field(default=None, hash=False)
+    last: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON; no limit of size is left out, as in earlier versions."""
+        """Return plain data for JSON; what is not said is left out, as in earlier versions."""
         data = {f: getattr(self, f) for f in _GROWTH_FIELDS}
-        return data if self.within is None else {**data, "within": dict(self.within)}
+        if self.within is not None:
+            data["within"] = dict(self.within)
+        return {**data, "last": True} if self.last else data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Growth:
         """Read the result of `to_dict`; other keys are ignored."""
-        growth = cls(**_known(data, _GROWTH_FIELDS, "growth"), within=data.get("within"))
+        known, last = _known(data, _GROWTH_FIELDS, "growth"), data.get("last", False) is True
+        growth = cls(**known, within=data.get("within"), last=last)
         growth._check()
         return growth
 
@@ -241,5 +248,5 @@ def _known(data: Mapping[str, Any], names: tuple[str, ...], what: str) -> dict[s
 
 
 _SIZES = ("multiply_adds", "parameters", "epochs")
-_GROWTH_FIELDS = tuple(f.name for f in fields(Growth) if f.name != "within")
+_GROWTH_FIELDS = tuple(f.name for f in fields(Growth) if f.name not in ("within", "last"))
 _OUTCOME_FIELDS = tuple(f.name for f in fields(Outcome))

@@ -331,7 +331,16 @@ class Search(SearchState):
         seed = _random_seed(self.settings.seed, number, attempt=1)
         sizes = self.settings.limits.sizes()
         within = sizes if sizes and self.settings.limits.oversize == SKIP else None
-        return Growth(growth_id(number), parent, seed, l1, i_max, attempt=1, within=within)
+        last = self.settings.anneal > 0 and self._is_last(parent)
+        return Growth(growth_id(number), parent, seed, l1, i_max, 1, within, last)
+
+    def _is_last(self, parent: str | None) -> bool:
+        """Return whether the limits forbid to grow the next child of a model."""
+        limits = self.settings.limits
+        depth = 0 if parent is None else self._depth(parent) + 1
+        is_deepest = limits.max_growths is not None and depth >= limits.max_growths
+        taken = self._models + len(self._running) + 1
+        return is_deepest or (limits.max_models is not None and taken >= limits.max_models)
 
     def _again(self, id: str) -> Growth:
         facts = self._facts[id]

@@ -17,6 +17,7 @@ from nni_petridish.search.records import LATENCY, Growth
 TRAIN, SKIP = "train", "skip"
 SHORTCUTS, WIDTH = "shortcuts", "width"
 GROWS = (SHORTCUTS, WIDTH)
+MILLISECOND = "millisecond"
 ComplexityName = Annotated[str, OneOf(tuple(COMPLEXITIES))]
 
 
@@ -95,6 +96,8 @@ class SearchSettings:
     complexity
         The quantity beside the error that the hull is made of: ``"multiply_adds"`` (the paper's),
         ``"parameters"``, or ``"latency"``, measured on the machine of the growth.
+    anneal
+        The share of a training in which the learning rate decays, see `GrowthSettings`.
     """
 
     seed: Annotated[int, Ge(0)] = 0
@@ -107,6 +110,7 @@ class SearchSettings:
     weak_epochs: Annotated[int, Ge(0)] = 80
     final_epochs: Annotated[int, Ge(0)] = 80
     complexity: ComplexityName = MULTIPLY_ADDS
+    anneal: Annotated[float, Ge(0), Lt(1)] = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -120,8 +124,9 @@ class SearchSettings:
         return self.seed_epochs if growth.parent is None else self.weak_epochs + self.final_epochs
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; the default complexity is left out, as in earlier versions."""
-        return {k: v for k, v in asdict(self).items() if (k, v) != ("complexity", MULTIPLY_ADDS)}
+        """Return plain data, without later settings that have their defaults."""
+        later = {"complexity": MULTIPLY_ADDS, "anneal": 0.0}
+        return {k: v for k, v in asdict(self).items() if k not in later or v != later[k]}
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that identify a search: all but its limits, which may change."""
@@ -172,8 +177,9 @@ class GrowthSettings:
     anneal
         The share of a training, its last epochs, in which the learning rate decays. Before, it is
         that of the recipe, and children grow from the state at that point, momenta included: the
-        whole life of a network is one training with one decay at its end. 0 (the paper) lets the
-        rate decay over the whole of each training, and children grow from its end.
+        whole life of a network is one training with one decay at its end, which is all of the last
+        training if the limits forbid to grow its result. 0 (the paper) lets the rate decay over the
+        whole of each training, and children grow from its end.
     grow
         What a growth adds: ``"shortcuts"`` (the paper), or ``"width"``: more filters in all layers,
         without weak learning and with the same predictions.
@@ -181,6 +187,12 @@ class GrowthSettings:
         The filters after a growth of the width, as a multiple of those before.
     weak_every
         Candidates are trained on every so many batches; the network itself is trained on all.
+    fewer_shortcuts
+        Whether I_max is only the largest number of shortcuts: as many are kept as lower the loss on
+        validation batches that their weights were not fitted on, to first order.
+    score_per
+        What the score of a candidate is divided by: nothing (the paper), or ``"millisecond"`` of a
+        training step, measured on the machine of the growth.
     """
 
     # 0 uses a given start model without training it.
@@ -199,6 +211,8 @@ class GrowthSettings:
     grow: Annotated[str, OneOf(GROWS)] = SHORTCUTS
     widen_by: Annotated[float, Gt(1), Le(16)] = 1.5
     weak_every: Count = 1
+    fewer_shortcuts: bool = False
+    score_per: Annotated[str, OneOf((MILLISECOND,))] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -206,8 +220,10 @@ class GrowthSettings:
             raise ConfigError(f"reject needs eta to be {LINE} but eta is {self.eta!r}.")
         if self.eta != 0 and self.weak_learning != "isolated":
             raise ConfigError("eta must be 0 in joint weak learning, which finds its own.")
-        if self.weak_every > 1 and self.weak_learning != "isolated":
-            raise ConfigError("weak_every must be 1 in joint weak learning.")
+        if self.weak_learning != "isolated":
+            for name, usual in (("weak_every", 1), ("fewer_shortcuts", False)):
+                if getattr(self, name) != usual:
+                    raise ConfigError(f"{name} must be {usual} in joint weak learning.")
         if self.grow == WIDTH and self.weak_epochs:
             raise ConfigError(f"weak_epochs must be 0 if grow is width but got {self.weak_epochs}.")
         if self.grow == SHORTCUTS and self.weak_epochs == 0 and self.score != "random":
@@ -241,6 +257,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "anneal": 0.0,
         "grow": SHORTCUTS,
         "weak_every": 1,
+        "fewer_shortcuts": False,
+        "score_per": None,
     },
     "fast": {"grow": WIDTH, "widen_by": 2.0, "anneal": 0.25, "weak_epochs": 0},
 }

@@ -54,6 +54,17 @@ def test_children_grow_from_the_state_before_the_decay(tmp_path: Path) -> None:
     assert optimizer.state[trunk.get_parameter(name)]["momentum_buffer"].any()
 
 
+def test_all_of_a_last_training_is_decay(tmp_path: Path) -> None:
+    rates: list[float] = []
+    task, gallery = digits_task(), new_gallery(tmp_path)
+    run_growth(SEED, task, PLAN, gallery)
+    note = Callbacks(lambda phase, record: rates.append(record["lr"]))
+    run_growth(replace(CHILD, last=True), task, PLAN, gallery, note)
+    assert rates[:2] == [task.recipe.lr] * 2  # weak learning
+    assert task.recipe.lr > rates[2] > rates[3] > rates[4] > rates[5]
+    assert not (gallery.folder / TRUNKS / CHILD.id).exists()
+
+
 def test_an_interrupted_growth_with_a_trunk_goes_on_to_the_same_models(tmp_path: Path) -> None:
     whole, broken = new_gallery(tmp_path / "a"), new_gallery(tmp_path / "b")
     for growth in (SEED, CHILD):
@@ -136,9 +147,21 @@ def test_candidates_are_trained_on_every_few_batches(tmp_path: Path) -> None:
         ({"grow": "width"}, "weak_epochs must be 0 if grow is width but got 80"),
         ({"anneal": 1}, "anneal must be a number in .0, 1. but got 1"),
         ({"weak_every": 2, "weak_learning": "joint"}, "weak_every must be 1 in joint"),
+        ({"fewer_shortcuts": True, "weak_learning": "joint"}, "fewer_shortcuts must be False in"),
         ({"grow": "depth"}, "grow must be one of shortcuts, width but got 'depth'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         GrowthSettings(**settings)
+
+
+def test_a_growth_may_keep_fewer_shortcuts_and_ask_for_their_cost(tmp_path: Path) -> None:
+    plan = replace(PLAN, anneal=0.0, fewer_shortcuts=True, score_per="millisecond")
+    gallery = new_gallery(tmp_path)
+    for growth in (SEED, CHILD):
+        run_growth(growth, digits_task(), plan, gallery)
+    documents = gallery.load_documents(CHILD.id)
+    (learner,) = documents["genotype"]["cells"]["normal"]
+    assert len(learner) == documents["alphas"]["i_max"] <= CHILD.i_max
+    assert documents["alphas"]["score"] == "alpha"

@@ -902,3 +902,23 @@ def test_a_search_says_that_growing_would_not_pay() -> None:
     answer = search.ask()
     assert isinstance(answer, Done)
     assert "growing would not pay" in answer.reason
+
+
+def test_the_last_growth_is_told_only_where_learning_rates_decay_once() -> None:
+    for anneal in (0.0, 0.25):
+        settings = SearchSettings(limits=Limits(max_growths=2, max_models=30), anneal=anneal)
+        search, last = Search(settings), {}
+        while isinstance(growth := search.ask(), Growth):
+            depth = search._depth(growth.id)
+            last.setdefault(depth, set()).add(growth.last)
+            assert Growth.from_dict(growth.to_dict()) == growth
+            assert ("last" in growth.to_dict()) is growth.last
+            number = int(growth.id[1:])
+            search.tell(Outcome(growth.id, 0.5 / (1 + number), 1000 + number, 10, 1, {}))
+            if number == 20:
+                break
+        assert last[0] == last[1] == {False}
+        assert last[2] == {anneal > 0}
+    models = Search(SearchSettings(limits=Limits(max_models=1), anneal=0.25)).ask()
+    assert isinstance(models, Growth)
+    assert models.last
