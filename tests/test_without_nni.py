@@ -92,6 +92,12 @@ def test_fronts_for_nni_say_what_to_install(
     assert len(done.stderr.splitlines()) == 1 or arguments[0] == "-c"
 
 
+def test_the_callback_says_what_to_install(tmp_path: Path) -> None:
+    done = run(tmp_path, "-c", "from nni_petridish import GrowingCallback")
+    said = "GrowingCallback needs the package pytorch_lightning, which is missing: "
+    assert done.stderr.splitlines()[-1].endswith(f'{said}pip install "nni-petridish[lightning]".')
+
+
 def test_an_extra_is_named_only_for_its_own_packages() -> None:
     with (
         pytest.raises(MissingPackageError, match=r'install "nni-petridish\[lightning\]"\.$'),

@@ -21,7 +21,7 @@ from nni_petridish.search.settings import SearchSettings
 from nni_petridish.tasks.arrays.spaces import make_space
 
 if TYPE_CHECKING:
-    from nni_petridish.estimators.estimators import Growing
+    from nni_petridish.estimators.base import Growing
 
 _BATCH = 1024
 

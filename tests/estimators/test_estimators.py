@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ from sklearn.preprocessing import StandardScaler
 
 from nni_petridish import GrowingClassifier, GrowingRegressor
 from nni_petridish.errors import ConfigError
+from nni_petridish.estimators.pace import paced
+from nni_petridish.tasks.arrays.recipe import ArrayRecipe
+from nni_petridish.tasks.arrays.task import ArrayTask
+from nni_petridish.tasks.arrays.training import Examples, fit
+from search_spaces import VisionSpace
 
 
 def classifier(**options: Any) -> GrowingClassifier:
@@ -104,6 +110,41 @@ def test_the_time_limit_returns_a_model() -> None:
     model = classifier(max_seconds=1, epochs=20, max_models=10_000).fit(*wine())
     assert len(model.models_) >= 1
     assert time.monotonic() - began < 30  # it would take hours
+
+
+def array_task(n: int) -> ArrayTask:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(n, 1, 8, 8, generator=generator), torch.arange(n) % 3
+    examples = Examples(inputs, targets, torch.ones(n))
+    space = VisionSpace((1, 8, 8), 3, cells_per_stage=1, filters=4, stages=2)
+    return ArrayTask(space, examples, examples, ArrayRecipe(batch_size=32))
+
+
+def test_trainings_are_as_long_as_the_time_allows() -> None:
+    task = array_task(320)
+    assert paced(task, 8, None) == (task, 40)  # 400 steps
+    assert paced(task, 8, 1e6) == (task, 40)
+    shorter, epochs = paced(task, 8, 2.0)
+    longer, _ = paced(task, 1, 2.0)  # nothing to grow
+    assert 20 <= shorter.steps(epochs) <= longer.steps(epochs) <= 400
+    assert shorter.steps(epochs) < 400
+    shortest, epochs = paced(task, 8, 0.0)
+    assert shortest.steps(epochs) == 40  # one for each epoch
+    net = task.space.build(task.space.seed())
+    recipe = replace(task.recipe, epochs=2)
+    history = fit(net, task.training, recipe, seed=0, epoch_steps=shortest.epoch_steps)
+    assert len(history.records) == 2
+
+
+def test_large_sets_are_fitted_within_the_time_limit() -> None:
+    X = np.random.default_rng(0).normal(size=(6000, 14, 14))
+    state = torch.random.get_rng_state()
+    began = time.monotonic()
+    options = {"max_multiply_adds": 1e6, "max_seconds": 8, "epochs": "auto", "max_models": 1}
+    model = classifier(**options).fit(X, X[:, 3:7, 3:7].mean(axis=(1, 2)) > 0)
+    assert time.monotonic() - began < 60
+    assert model.score(X, X[:, 3:7, 3:7].mean(axis=(1, 2)) > 0) > 0.6
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_ctrl_c_returns_the_best_model_so_far() -> None:

@@ -30,6 +30,7 @@ from nni.tools.nnictl import config_utils
 from nni_petridish import Genotype
 from nni_petridish.errors import ConfigError, GalleryError, Interrupted, SearchError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.select import open_search
 from nni_petridish.nni_adapter import strategy as strategy_module
 from nni_petridish.nni_adapter.engine import RunningTrials, engine_concurrency, engine_machines
 from nni_petridish.nni_adapter.evaluators.growth import GrowthEvaluator
@@ -184,6 +185,18 @@ def test_a_users_function_searches_and_exports_what_it_trained(
     assert len(list(strategy.list_models(sort=False))) == 3
     with pytest.raises(ValueError, match="code"):
         done.export_top_models(1, formatter="code")
+
+
+@pytest.mark.parametrize("complexity", ["parameters", "latency"])
+def test_a_strategy_goes_by_another_complexity(tmp_path: Path, start: Any, complexity: str) -> None:
+    folder = tmp_path / "gallery"
+    limits = {f"max_{complexity}": 1e9, "complexity": complexity}
+    start(Petridish(folder, max_models=2, **limits, **SHORT), by_hand())
+    _, search = open_search(folder)
+    assert search.complexity.name == complexity
+    sizes = [search.complexity.of(record.outcome) for record in search.hull()]
+    assert sizes == sorted(sizes)
+    assert all(0 < size < 1e9 for size in sizes)
 
 
 def test_phases_report_to_nni_with_their_names_and_only_once_finally(tmp_path: Path) -> None:

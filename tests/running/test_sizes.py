@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from nni_petridish import SearchConfig, run_search
 from nni_petridish.core import latency
 from nni_petridish.core.latency import measure_latency
 from nni_petridish.errors import ExhaustedError
@@ -24,6 +26,7 @@ from nni_petridish.search.search import Search
 from nni_petridish.search.settings import GrowthSettings, Limits, SearchSettings
 from search_spaces import VisionSpace
 from tests.running.test_growth import digits_task, new_gallery
+from tests.support.chaos import write_config
 
 EPOCHS = {"seed_epochs": 1, "weak_epochs": 1, "final_epochs": 1}
 TASK = digits_task(64)
@@ -98,6 +101,19 @@ def test_a_search_by_latency_measures_and_names_it(tmp_path: Path) -> None:
     page = report_html(found, folder)
     assert "versus latency (ms)" in page
     assert " ms.</p>" in page
+
+
+def test_a_configuration_names_the_complexity(tmp_path: Path) -> None:
+    path = write_config(tmp_path, 2, concurrency=1)
+    document = yaml.safe_load(path.read_text())
+    document["tuner"]["classArgs"]["complexity"] = "latency"
+    document["tuner"]["classArgs"]["limits"]["max_latency"] = 1e6
+    path.write_text(yaml.safe_dump(document))
+    search = run_search(SearchConfig.from_yaml(path))
+    assert search.complexity.name == "latency"
+    assert all(0 < record.outcome.metrics[LATENCY] < 1e6 for record in search.models())
+    _, found = open_search(tmp_path / "gallery")
+    assert found.complexity.name == "latency"
 
 
 def test_latency_is_measured_once_per_architecture(monkeypatch: pytest.MonkeyPatch) -> None:

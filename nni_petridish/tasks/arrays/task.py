@@ -44,6 +44,8 @@ class ArrayTask(SpaceTask):
         Whether to write the checkpoints that a growth asks for.
     testing
         The test examples, if there are any.
+    epoch_steps
+        The largest number of steps of an epoch, see `fit`; by default all examples are shown.
     """
 
     space: Space
@@ -53,6 +55,7 @@ class ArrayTask(SpaceTask):
     facts: dict[str, Any] = field(default_factory=dict)
     checkpoints: bool = True
     testing: Examples | None = None
+    epoch_steps: int | None = None
 
     measure: ClassVar[Measure] = ERROR
 
@@ -76,11 +79,20 @@ class ArrayTask(SpaceTask):
     def _fit(
         self, net: nn.Module, recipe: ArrayRecipe, seed: int, **options: Unpack[LoopOptions]
     ) -> History:
-        return fit(net, self.training, recipe, seed=seed, validation=self.validation, **options)
+        return fit(
+            net,
+            self.training,
+            recipe,
+            seed=seed,
+            validation=self.validation,
+            epoch_steps=self.epoch_steps,
+            **options,
+        )
 
     def steps(self, epochs: int) -> int:
         """Return the number of steps in so many epochs."""
-        return epochs * steps_per_epoch(len(self.training), self.recipe.batch_size)
+        batch_size = self.recipe.batch_size
+        return epochs * steps_per_epoch(len(self.training), batch_size, self.epoch_steps)
 
     def evaluate(self, net: nn.Module) -> Record:
         """Return error and loss on the validation examples."""
@@ -95,7 +107,9 @@ class ArrayTask(SpaceTask):
     def operations(self, net: nn.Module, epochs: int) -> int:
         """Return the forward multiply-adds of so many epochs, candidates included."""
         shape = self.training.inputs.shape[1:]
-        return epochs * len(self.training) * count_multiply_adds(net, shape, candidates=True)
+        share = self.steps(1) / steps_per_epoch(len(self.training), self.recipe.batch_size)
+        shown = round(share * len(self.training))
+        return epochs * shown * count_multiply_adds(net, shape, candidates=True)
 
     def data_facts(self) -> dict[str, Any]:
         """Return the facts of the data."""

@@ -70,9 +70,10 @@ class Examples:
         return (slice(start, start + _EVALUATION_BATCH) for start in starts)
 
 
-def steps_per_epoch(n: int, batch_size: int) -> int:
+def steps_per_epoch(n: int, batch_size: int, most: int | None = None) -> int:
     """Return the number of steps; the batches are of nearly equal size and never too small."""
-    return max(1, n // batch_size)
+    steps = max(1, n // batch_size)
+    return steps if most is None else min(steps, most)
 
 
 def fit(
@@ -82,10 +83,15 @@ def fit(
     *,
     seed: int,
     validation: Examples | None = None,
+    epoch_steps: int | None = None,
     **options: Unpack[LoopOptions],
 ) -> History:
-    """Train a network in place; see `nni_petridish.tasks.loop.LoopOptions`."""
-    return run(_ArrayTrainer(net, train, recipe, seed, validation), recipe.epochs, seed, **options)
+    """Train a network in place; see `nni_petridish.tasks.loop.LoopOptions`.
+
+    ``epoch_steps`` is the largest number of steps of an epoch, which has other examples each time.
+    """
+    trainer = _ArrayTrainer(net, train, recipe, seed, validation, epoch_steps)
+    return run(trainer, recipe.epochs, seed, **options)
 
 
 @torch.no_grad()
@@ -116,9 +122,10 @@ class _ArrayTrainer:
         recipe: ArrayRecipe,
         seed: int,
         validation: Examples | None,
+        epoch_steps: int | None,
     ) -> None:
         self.net, self.train, self.recipe, self.validation = net, train, recipe, validation
-        self.steps = steps_per_epoch(len(train), recipe.batch_size)
+        self.steps = steps_per_epoch(len(train), recipe.batch_size, epoch_steps)
         self.bar = Bar(self.steps, "step")
         self.mean_weight = train.weights.mean()
         self.optimizer = make_optimizer(
@@ -144,10 +151,11 @@ class _ArrayTrainer:
         return True
 
     def epoch(self, epoch: int, seed: int, steps: Steps) -> Record:
-        """Show every example once, in the order of the seed."""
+        """Show every example once, or as many as an epoch has steps for, in the seed's order."""
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
         total, lr, sums = self.steps * self.recipe.epochs, self.recipe.lr, 0.0
-        for index, chosen in enumerate(order.tensor_split(self.steps)):
+        batches = order.tensor_split(steps_per_epoch(len(order), self.recipe.batch_size))
+        for index, chosen in enumerate(batches[: self.steps]):
             steps.before(f"step {index + 1}")
             loss = self._loss(chosen)
             value = float(loss.detach())
