@@ -13,53 +13,100 @@ INLINE shape transposed(shape s) {
     return (shape){s.outputs, s.inputs, s.out_blocks, s.in_blocks};
 }
 
+/* Blocks of channels that a product computes together: a value that is loaded serves all of them. */
+#define PAIR 2
+#ifdef __AVX512F__
+#define PAIR_PIXELS 8
+#else
+#define PAIR_PIXELS 4 /* half as many registers */
+#endif
+
+/* Some blocks of outputs, from the first, of some adjacent pixels; both numbers are constants. */
+INLINE void multiply_tile(
+    vec *to, long step, long block_step, const REAL *in, long next, const vec *weight, shape s,
+    long first, long outputs, long pixels
+) {
+    vec sum[16] = {{0}};
+    for (long i = 0; i < s.inputs; i++)
+#pragma GCC unroll 16
+        for (long p = 0; p < pixels; p++)
+#pragma GCC unroll 2
+            for (long o = 0; o < outputs; o++)
+                sum[p * outputs + o] += in[p * next + i] * weight[i * s.out_blocks + first + o];
+#pragma GCC unroll 16
+    for (long p = 0; p < pixels; p++)
+#pragma GCC unroll 2
+        for (long o = 0; o < outputs; o++)
+            to[p * step + (first + o) * block_step] = sum[p * outputs + o];
+}
+
 /* to = from · weight for some pixels; weight[i·out_blocks + o] is a block of outputs. The pixels are
 step apart, the blocks of channels of the result block_step. */
 static void multiply(
     vec *to, long step, long block_step, const vec *from, long from_step, const vec *weight,
     long pixels, shape s
 ) {
-    long n = s.out_blocks, next = from_step * LANES, pixel = 0;
+    long next = from_step * LANES, paired = s.out_blocks / PAIR * PAIR, o = 0;
     const REAL *in = (const REAL *)from;
-    for (; pixel + PIXELS <= pixels; pixel += PIXELS)
-        for (long o = 0; o < n; o++) {
-            vec sum[PIXELS] = {{0}};
-            for (long i = 0; i < s.inputs; i++) {
-                vec w = weight[i * n + o];
-#pragma GCC unroll 8
-                for (long p = 0; p < PIXELS; p++) sum[p] += in[(pixel + p) * next + i] * w;
-            }
-#pragma GCC unroll 8
-            for (long p = 0; p < PIXELS; p++) to[(pixel + p) * step + o * block_step] = sum[p];
-        }
-    for (; pixel < pixels; pixel++)
-        for (long o = 0; o < n; o++) {
-            vec sum = {0};
-            for (long i = 0; i < s.inputs; i++) sum += in[pixel * next + i] * weight[i * n + o];
-            to[pixel * step + o * block_step] = sum;
-        }
+    for (; o < paired; o += PAIR) {
+        long p = 0;
+        for (; p + PAIR_PIXELS <= pixels; p += PAIR_PIXELS)
+            multiply_tile(
+                to + p * step, step, block_step, in + p * next, next, weight, s, o, PAIR,
+                PAIR_PIXELS
+            );
+        for (; p < pixels; p++)
+            multiply_tile(
+                to + p * step, step, block_step, in + p * next, next, weight, s, o, PAIR, 1
+            );
+    }
+    if (o == s.out_blocks) return;
+    long p = 0;
+    for (; p + PIXELS <= pixels; p += PIXELS)
+        multiply_tile(
+            to + p * step, step, block_step, in + p * next, next, weight, s, o, 1, PIXELS
+        );
+    for (; p < pixels; p++)
+        multiply_tile(to + p * step, step, block_step, in + p * next, next, weight, s, o, 1, 1);
 }
 
 INLINE void add_lanes(double *sums, vec value) {
     for (long lane = 0; lane < LANES; lane++) sums[lane] += value[lane];
 }
 
-/* Add Σ g[pixel, o] · u[pixel, i] to sums[o·in_blocks·LANES + i], for some outputs. */
+/* Add Σ g[pixel, o] · u[pixel, i] to sums[o·in_blocks·LANES + i], for count outputs from the first and
+some blocks of inputs, from the block; both numbers are constants. */
+INLINE void accumulate_tile(
+    double *sums, const vec *g, long g_step, const vec *u, long u_step, long pixels, shape s,
+    long first, long count, long block, long inputs
+) {
+    vec sum[16] = {{0}};
+    const REAL *by = (const REAL *)g + first;
+    for (long pixel = 0; pixel < pixels; pixel++)
+#pragma GCC unroll 16
+        for (long k = 0; k < count; k++)
+#pragma GCC unroll 2
+            for (long i = 0; i < inputs; i++)
+                sum[k * inputs + i] +=
+                    by[pixel * g_step * LANES + k] * u[pixel * u_step + block + i];
+    for (long k = 0; k < count && first + k < s.outputs; k++)
+        for (long i = 0; i < inputs; i++)
+            add_lanes(
+                sums + ((first + k) * s.in_blocks + block + i) * LANES, sum[k * inputs + i]
+            );
+}
+
+/* The same for all blocks of inputs. */
 INLINE void accumulate_some(
     double *sums, const vec *g, long g_step, const vec *u, long u_step, long pixels, shape s,
     long first, long count
 ) {
-    for (long i = 0; i < s.in_blocks; i++) {
-        vec sum[LANES] = {{0}};
-        const REAL *by = (const REAL *)g + first;
-        for (long pixel = 0; pixel < pixels; pixel++) {
-            vec value = u[pixel * u_step + i];
-#pragma GCC unroll 16
-            for (long k = 0; k < count; k++) sum[k] += by[pixel * g_step * LANES + k] * value;
-        }
-        for (long k = 0; k < count && first + k < s.outputs; k++)
-            add_lanes(sums + ((first + k) * s.in_blocks + i) * LANES, sum[k]);
-    }
+    long i = 0, half = count / 2;
+    for (; i + PAIR <= s.in_blocks; i += PAIR)
+        for (long k = first; k < first + count; k += half)
+            accumulate_tile(sums, g, g_step, u, u_step, pixels, s, k, half, i, PAIR);
+    if (i < s.in_blocks)
+        accumulate_tile(sums, g, g_step, u, u_step, pixels, s, first, count, i, 1);
 }
 
 /* The same for all outputs; the pixels are step apart. */
