@@ -3,7 +3,7 @@ PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python
 BIN := .venv/bin
 CONFIG ?= configs/petridish.yml
 
-.PHONY: search test test-all lint format docs benchmark clean
+.PHONY: search test test-all lint format docs wheel benchmark clean
 
 search: .venv/installed
 	$(BIN)/nni-petridish run $(CONFIG) --resume
@@ -26,6 +26,11 @@ format: .venv/installed
 
 docs: .venv/installed
 	$(BIN)/mkdocs build --quiet
+
+# With the compiled kernels, so that its users need no compiler.
+wheel: .venv/installed
+	NNI_PETRIDISH_KERNELS="x86-64-v2 x86-64-v3 x86-64-v4" \
+	  $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 benchmark: .venv/installed
 	$(BIN)/python benchmarks/weak_learning.py

@@ -1,4 +1,7 @@
-"""The library of C kernels (c/), compiled on first use if there is a C compiler.
+"""The library of C kernels (c/): that of the wheel, or compiled on first use.
+
+A wheel of `make wheel` has the kernels for the levels of x86-64, and the highest that the processor
+has is chosen. Otherwise they are compiled on first use if there is a C compiler.
 
 The library runs on the threads of PyTorch's own OpenMP runtime: it is linked without one and finds
 the symbols in the process. A second runtime would bring a second set of threads, and the two sets
@@ -24,12 +27,18 @@ from pathlib import Path
 import torch
 
 from nni_petridish.kernels.cache import make_cache_folder
+from nni_petridish.kernels.native.compiler import (
+    built_name,
+    compile_library,
+    flags_of,
+    levels_of,
+)
 from nni_petridish.kernels.native.structures import check_sizes
 
 _SOURCES = Path(__file__).with_name("c")
+_BUILT = Path(__file__).with_name("built")
 # Another level of x86-64 than this processor's own may be asked for, to test or to compare it.
 _MARCH = os.environ.get("NNI_PETRIDISH_MARCH", "native")
-_FLAGS = ("-O3", f"-march={_MARCH}", "-fno-math-errno", "-fPIC", "-fopenmp", "-std=gnu11")
 _REAL = {torch.float32: "float", torch.float64: "double"}
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +48,9 @@ def native_library(dtype: torch.dtype) -> ctypes.CDLL | None:
     """Return the kernels for numbers of this type; None if they are not available."""
     if os.environ.get("NNI_PETRIDISH_NATIVE") == "0" or not sys.platform.startswith("linux"):
         return None
+    built = _built_library(_REAL[dtype])
+    if built is not None:
+        return built
     compiler = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
     if compiler is None:
         _say_once_that_there_is_no_compiler()
@@ -49,6 +61,21 @@ def native_library(dtype: torch.dtype) -> ctypes.CDLL | None:
         _logger.warning("native kernels could not be compiled, PyTorch's are used: %s", error)
         return None
     check_sizes(library)  # an error here is a bug of this package and must not be caught
+    return library
+
+
+def _built_library(real: str) -> ctypes.CDLL | None:
+    """Return the library of the wheel for this processor; None without one, or if it fails."""
+    levels = levels_of(_processor().split()) if _MARCH == "native" else []
+    path = next(filter(Path.is_file, (_BUILT / built_name(real, x) for x in levels)), None)
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(path), mode=os.RTLD_NOW)
+    except OSError as error:  # an older C library, or another runtime of OpenMP
+        _logger.warning("the kernels of the wheel could not be loaded: %s", error)
+        return None
+    check_sizes(library)
     return library
 
 
@@ -66,13 +93,8 @@ def _compiled(compiler: str, real: str) -> Path:
     if os.path.lexists(path) and _is_own(path, stat.S_ISREG) and _is_whole(path):
         return path
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, whole = f"{folder}/native.o", f"{folder}/native.so"
-        # In two steps: -fopenmp in the first only, so that the second links no runtime.
-        for command in (
-            [compiler, *_FLAGS, f"-DREAL={real}", "-c", str(_SOURCES / "native.c"), "-o", made],
-            [compiler, "-shared", made, "-o", whole],
-        ):
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
+        whole = f"{folder}/native.so"
+        compile_library(compiler, _SOURCES, real, _MARCH, Path(whole))
         library = Path(whole).read_bytes()
         Path(whole).write_bytes(library + hashlib.sha256(library).digest())
         os.chmod(whole, 0o700)
@@ -90,10 +112,15 @@ def _is_whole(path: Path) -> bool:
 def _digest(compiler: str) -> str:
     """Return a hash of sources, compiler and processor: machines may share a home folder."""
     parts = [source.read_bytes() for source in sorted(_SOURCES.iterdir())]
-    parts.append(" ".join((compiler, *_FLAGS, platform.machine())).encode())
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    parts += [line.encode() for line in lines if line.startswith(("flags", "Features"))][:1]
+    parts.append(" ".join((compiler, *flags_of(_MARCH), platform.machine())).encode())
+    parts.append(_processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Return the line of /proc/cpuinfo with the flags of the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def _cache_folder() -> Path:
