@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nni_petridish.kernels.once import once_differentiable
+from nni_petridish.kernels.products import product
 
 #: Rows per block: logits of shape (256, 10,000) fit into a processor's cache.
 _ROWS = 256
@@ -33,7 +34,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, targets: Tenso
         return result
     total = x.new_zeros(())
     for rows, own in zip(x.split(_ROWS), targets.split(_ROWS), strict=True):
-        total += _nll(torch.addmm(bias, rows, weight.t()), own)[0]
+        total += _nll(product(rows, weight.t()).add_(bias), own)[0]
     return total / len(x)
 
 
@@ -45,13 +46,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_bias, total = torch.zeros_like(bias), x.new_zeros(())
         parts = zip(x.split(_ROWS), targets.split(_ROWS), grad_x.split(_ROWS), strict=True)
         for rows, own, grad_rows in parts:
-            loss, probability = _nll(torch.addmm(bias, rows, weight.t()), own)
+            loss, probability = _nll(product(rows, weight.t()).add_(bias), own)
             total += loss
             # ∂/∂logits = (softmax − one-hot) / n
             probability[torch.arange(len(own), device=own.device), own] -= 1
             probability /= n
-            torch.mm(probability, weight, out=grad_rows)
-            grad_weight.addmm_(probability.t(), rows)
+            grad_rows.copy_(product(probability, weight))
+            grad_weight += product(probability.t(), rows)
             grad_bias += probability.sum(0)
         ctx.save_for_backward(grad_x, grad_weight, grad_bias)
         return total / n

@@ -95,7 +95,7 @@ def test_training_learns_and_reports() -> None:
         net,
         text(2000),
         recipe,
-        seed=1,
+        seed=2,
         validation=text(150, 1),
         on_epoch=seen.append,
         progress=False,

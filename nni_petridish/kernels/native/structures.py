@@ -51,6 +51,33 @@ class ProjectionStruct(ctypes.Structure):
     ) + _fields("adds", "totals products")
 
 
+class CellSizeStruct(ctypes.Structure):
+    """The sizes of a recurrent cell: ``cell_size`` of recurrence.h."""
+
+    _fields_ = _fields("steps rows hidden width nodes threads", "")
+
+
+class CellStruct(ctypes.Structure):
+    """A recurrent cell: ``cell`` of recurrence.h."""
+
+    _fields_ = _fields(
+        "",
+        "sources activations weights shares mask first gates states outputs masked g total dgates"
+        " dfirst",
+    )
+
+
+class CandidateNodeStruct(ctypes.Structure):
+    """A candidate node of a recurrent cell: ``candidate_node`` of recurrence.h."""
+
+    _fields_ = [
+        *_fields("activation", "weight z masked g dgates gamma beta dgamma dbeta"),
+        *_fields("", "running_mean running_variance batches"),
+        ("alpha", ctypes.c_double),
+        ("dalpha", ctypes.c_double),
+    ]
+
+
 CANDIDATE = struct.Struct("5l 2P 3l 3l4P 3l4P 7P 7P 2d")
 """The fields of ``candidate`` of native.c in order; the last is the gradient of α."""
 
@@ -68,6 +95,9 @@ SIZES = {
     "candidate": CANDIDATE.size,
     "shortcut": SHORTCUT.size,
     "merge": MERGE.size,
+    "cell": ctypes.sizeof(CellStruct),
+    "cell_size": ctypes.sizeof(CellSizeStruct),
+    "candidate_node": ctypes.sizeof(CandidateNodeStruct),
 }
 """The size of each structure in bytes, by its name in C."""
 

@@ -8,6 +8,7 @@ are in the cache. Functions that allocate memory return 0 if they fail to. */
 #include "norm.h"
 #include "pool.h"
 #include "projection.h"
+#include "recurrence.h"
 #include "unit.h"
 
 /* The two weights of a unit (depthwise, pointwise) or of the parts of a reduction, and outputs for
@@ -35,13 +36,8 @@ typedef struct {
 const long size_of_batch = sizeof(batch), size_of_unit = sizeof(unit), size_of_pool = sizeof(pool);
 const long size_of_projection = sizeof(projection), size_of_candidate = sizeof(candidate);
 const long size_of_merge = sizeof(merge), size_of_shortcut = sizeof(shortcut);
-
-/* Σ g·x̂, the gradient of α. */
-static double correlation(norm of) {
-    double sum = 0;
-    for (long k = 0; k < of.channels; k++) sum += of.products[k] * inverse_deviation(of, k);
-    return sum;
-}
+const long size_of_cell = sizeof(cell), size_of_cell_size = sizeof(cell_size);
+const long size_of_candidate_node = sizeof(candidate_node);
 
 /* The vectors over channels that a chain of units needs. */
 enum { TOTALS, PRODUCTS, OF_G, OF_X, CONSTANT, SCALE, SHIFT, MOMENTS, VECTORS = MOMENTS + 4 };

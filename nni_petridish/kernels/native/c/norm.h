@@ -34,3 +34,10 @@ static void norm_forward(REAL *scale, REAL *shift, const norm_parameters *p, nor
         shift[k] = (p->beta ? p->beta[k] : 0) - scale[k] * of.mean[k];
     }
 }
+
+/* Σ g·x̂, the gradient of α. */
+static double correlation(norm of) {
+    double sum = 0;
+    for (long k = 0; k < of.channels; k++) sum += of.products[k] * inverse_deviation(of, k);
+    return sum;
+}
