@@ -122,6 +122,24 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+def refuse_link(path: Path) -> None:
+    """Raise a `GalleryError` if a path is a link, which could lead out of the gallery."""
+    if path.is_symlink():
+        raise GalleryError(
+            f"{path} is a link but must be a folder: to store a gallery elsewhere, link all of it."
+        )
+
+
+def touch_file(path: Path) -> None:
+    """Make a file, or set its time; not through a link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        os.utime(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_folder(path: Path, files: Mapping[str, bytes]) -> bool:
     """Create a folder with all its files atomically.
 

@@ -37,7 +37,12 @@ from nni_petridish.running.trunk import (
     load_trunk,
     save_trunk,
 )
-from nni_petridish.running.weak_learning import StableSelection, restore_learned, save_learned
+from nni_petridish.running.weak_learning import (
+    Learned,
+    StableSelection,
+    restore_learned,
+    save_learned,
+)
 from nni_petridish.running.widening import widen
 from nni_petridish.search.complexity import MULTIPLY_ADDS, PARAMETERS
 from nni_petridish.search.records import (
@@ -195,8 +200,9 @@ class _Work:
                 carry_momenta(self.folder / "weak", net)
             return {}
         folder, records = self.folder / "weak", self.history.setdefault("weak", [])
-        if (steps := restore_learned(folder, net)) is not None:
-            return {"weak_steps": steps}
+        if (learned := restore_learned(folder, net, self._seed("weak"))) is not None:
+            records += learned.records
+            return {"weak_steps": learned.steps}
         stable = StableSelection(
             net, self.growth.i_max, self.plan.weak_patience, self.callbacks.should_stop
         )
@@ -213,7 +219,7 @@ class _Work:
         except Interrupted:
             if not stable.is_stable:
                 raise
-        save_learned(folder, net, stable.steps)
+        save_learned(folder, net, Learned(self._seed("weak"), stable.steps, records))
         return {"weak_steps": stable.steps}
 
     def _start(self, net: nn.Module, learners: list[WeakLearner]) -> dict[str, Any]:

@@ -6,18 +6,22 @@ each other's selections through a file in their work folders.
 
 from __future__ import annotations
 
-import json
+import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from nni_petridish._support.reading import read_json
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import GalleryError, GenotypeError
-from nni_petridish.gallery.files import to_json, write_file
+from nni_petridish.gallery.files import seal, unseal, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.locks import file_lock
 from nni_petridish.running.worker import LOST_SECONDS, PULSE_FILE
 from nni_petridish.search.records import Growth
+
+_log = logging.getLogger(__name__)
 
 SELECTED = "selected.json"
 
@@ -38,15 +42,24 @@ def select_new(
         Selects an architecture that is not among the given ones, and returns it.
     """
     path = folder / SELECTED
-    before = _read(path)
+    before = _read(path, growth.id)
     with file_lock(gallery.folder / ".selection.lock"):
         if before is None:
+            _forget_training(path)
             taken = [*_finished(gallery, growth), *_running(growth, folder)]
         else:
             taken = before["taken"]
         genotype = select([Genotype.from_dict(one) for one in taken])
-        record = {"parent": growth.parent, "genotype": genotype.to_dict(), "taken": taken}
-        write_file(path, to_json(record))
+        record = {"id": growth.id, "parent": growth.parent, "genotype": genotype.to_dict()}
+        write_file(path, seal({**record, "taken": taken}))
+
+
+def _forget_training(path: Path) -> None:
+    """Remove the checkpoint of a training whose selection is lost: another one may be made now."""
+    trained = path.with_name("final")
+    if trained.exists():
+        _log.warning("%s is missing or damaged: the training after it starts anew.", path)
+        shutil.rmtree(trained, ignore_errors=True)
 
 
 def _finished(gallery: Gallery, growth: Growth) -> Iterator[dict[str, Any]]:
@@ -64,7 +77,7 @@ def _running(growth: Growth, own: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(own.parent.glob(f"*/{SELECTED}")):
         folder = path.parent
         if folder != own and folder.name.rsplit("-", 1)[0] != growth.id and _is_alive(folder, own):
-            found = _read(path)
+            found = _read(path, folder.name.rsplit("-", 1)[0])
             if found is not None and found["parent"] == growth.parent:
                 yield found["genotype"]
 
@@ -78,10 +91,13 @@ def _is_alive(folder: Path, own: Path) -> bool:
     return now - then < LOST_SECONDS
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, id: str) -> dict[str, Any] | None:
+    """Read the selection of a growth; None if there is none, or none that is sound and its own."""
     try:
-        record = json.loads(path.read_bytes())
+        record = unseal(read_json(path), path)
+        if record.get("id", id) != id:  # files of earlier versions have no id
+            return None
         Genotype.from_dict(record["genotype"])
         return {name: record[name] for name in ("parent", "genotype", "taken")}
-    except (OSError, ValueError, KeyError, TypeError, GenotypeError):
+    except (OSError, ValueError, KeyError, TypeError, GalleryError, GenotypeError):
         return None

@@ -6,7 +6,9 @@ same candidates long before the end.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +16,9 @@ from torch import nn
 
 from nni_petridish.core.site import sites
 from nni_petridish.tasks.checkpoint import fits, load_checkpoint, restore, save_checkpoint
+from nni_petridish.tasks.task import Record
+
+_log = logging.getLogger(__name__)
 
 CHECK_STEPS = 20
 """Steps between two checks of the selection."""
@@ -65,18 +70,41 @@ class StableSelection:
         self._last = selection
 
 
-def save_learned(folder: Path, net: nn.Module, steps: int) -> None:
+@dataclass(frozen=True)
+class Learned:
+    """Facts about the weak learning of a growth.
+
+    Parameters
+    ----------
+    seed
+        The random seed of the phase, by which the growth is known.
+    steps
+        The number of steps.
+    records
+        The records of the epochs that were completed.
+    """
+
+    seed: int
+    steps: int
+    records: list[Record]
+
+
+def save_learned(folder: Path, net: nn.Module, learned: Learned) -> None:
     """Keep a network after weak learning, so that a growth that is continued needs no more."""
-    save_checkpoint(folder, net, _no_optimizer(net), {"steps": steps})
+    save_checkpoint(folder, net, _no_optimizer(net), asdict(learned))
 
 
-def restore_learned(folder: Path, net: nn.Module) -> int | None:
-    """Restore what `save_learned` kept; return the number of steps, None if nothing is there."""
+def restore_learned(folder: Path, net: nn.Module, seed: int) -> Learned | None:
+    """Restore what `save_learned` kept of the growth with this seed; None if nothing is there."""
     found = load_checkpoint(folder)
-    if found is None or not fits(found[0], net, _no_optimizer(net)):
+    if found is None:
         return None
-    restore(found[0], net, _no_optimizer(net))
-    return int(found[1]["steps"])
+    tensors, facts = found
+    if facts.get("seed") != seed or not fits(tensors, net, _no_optimizer(net)):
+        _log.warning("%s holds a checkpoint of another run; weak learning starts anew.", folder)
+        return None
+    restore(tensors, net, _no_optimizer(net))
+    return Learned(seed, facts["steps"], facts["records"])
 
 
 def _no_optimizer(net: nn.Module) -> torch.optim.Optimizer:

@@ -24,7 +24,7 @@ from nni_petridish.errors import (
     RejectedError,
     StorageError,
 )
-from nni_petridish.gallery.files import make_folder
+from nni_petridish.gallery.files import make_folder, touch_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.locks import ExclusiveLock, is_locked
 from nni_petridish.running.heartbeat import Heartbeat
@@ -171,7 +171,7 @@ def beating(folder: Path) -> Iterator[None]:
 
     def touch() -> bool:
         try:
-            path.touch()
+            touch_file(path)
         except FileNotFoundError:
             return False  # the growth is finished and its folder gone
         except OSError:

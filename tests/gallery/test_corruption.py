@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +12,7 @@ from nni_petridish.__main__ import main
 from nni_petridish.gallery.saved_model import read_header
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.runner import run_search
+from tests.support.damage import WAYS, Told, damage_file, run
 from tests.support.faults import tiny_config
 
 MODELS = ("g00000", "g00001", "g00002")
@@ -41,31 +38,7 @@ FILES = [
 ]
 
 
-def flip(at: float) -> Callable[[bytes], bytes]:
-    def damage(data: bytes) -> bytes:
-        place = int(at * len(data))
-        return (
-            data[:place] + bytes(byte ^ 4 for byte in data[place : place + 1]) + data[place + 1 :]
-        )
-
-    return damage
-
-
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "flip-early": flip(0.1),
-    "flip-middle": flip(0.53),
-    "flip-late": flip(0.97),
-    "truncate": lambda data: data[: len(data) * 2 // 3],
-    "truncate-a-byte": lambda data: data[:-1],
-    "zero": lambda data: bytes(len(data)),
-    "empty": lambda data: b"",
-    "lengthen": lambda data: data + b"\x00\xff",
-    "double": lambda data: data + data,
-}
-Told = tuple[int, str, str]
-"""Exit code, output, and text on stderr."""
-DELETE, SWAP = "delete", "swap"
-CASES = [(file, damage) for file in FILES for damage in [*DAMAGES, DELETE, SWAP]]
+CASES = [(file, damage) for file in FILES for damage in WAYS]
 EVERY_DAY = CASES[::23]
 """The cases of ``make test``; the others are slow."""
 
@@ -89,39 +62,12 @@ def expected(whole: Path) -> dict[str, Told]:
     return told
 
 
-def damage_file(folder: Path, file: str, damage: str) -> None:
-    path = folder / file
-    assert path.exists(), f"this gallery has no {file}"
-    if damage == DELETE:
-        path.unlink()
-    elif damage == SWAP:
-        other = _counterpart(folder, file)
-        held = path.read_bytes()
-        path.write_bytes(other.read_bytes())
-        other.write_bytes(held)
-    else:
-        path.write_bytes(DAMAGES[damage](path.read_bytes()))
-
-
 def _counterpart(folder: Path, file: str) -> Path:
     """Return the same file of another model, or of the gallery another one."""
     if file.startswith("models/"):
         _, id, name = file.split("/")
         return folder / "models" / MODELS[MODELS.index(id) - 1] / name
     return folder / ("config.json" if file != "config.json" else "gallery.json")
-
-
-def run(arguments: list[str]) -> Told:
-    """Run a command; return its code, its output and what it said on stderr and in the log."""
-    out, err = io.StringIO(), io.StringIO()
-    handler = logging.StreamHandler(err)
-    logging.getLogger().addHandler(handler)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(arguments)
-    finally:
-        logging.getLogger().removeHandler(handler)
-    return code, out.getvalue(), err.getvalue()
 
 
 def all_that_is_told(gallery: Path) -> dict[str, Told]:
@@ -144,7 +90,7 @@ def all_that_is_told(gallery: Path) -> dict[str, Told]:
 def check(whole: Path, expected: dict[str, Told], file: str, damage: str, folder: Path) -> None:
     gallery = folder / "gallery"
     shutil.copytree(whole / "gallery", gallery)
-    damage_file(gallery, file, damage)
+    damage_file(gallery / file, damage, _counterpart(gallery, file))
     for name, (code, out, err) in all_that_is_told(gallery).items():
         assert "Traceback" not in err, err
         # Every wrong answer is refused, or said to be one.

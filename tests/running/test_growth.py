@@ -331,6 +331,7 @@ def test_weak_learning_ends_when_the_selection_is_stable(tmp_path: Path) -> None
     learned: list[str] = []
     run_growth(CHILD, task, plan, galleries[1], Callbacks(lambda phase, _: learned.append(phase)))
     assert learned == ["final"]
+    assert len(galleries[1].load_documents(CHILD.id)["history"]["weak"]) == steps // 2
     assert same_models(*galleries, CHILD.id)
 
 

@@ -165,6 +165,14 @@ def test_the_watch_notices_a_worker_that_died(
         assert watch.silent([dead]) == [dead]
 
 
+def test_a_heartbeat_is_not_written_through_a_link(gallery: Gallery, tmp_path: Path) -> None:
+    folder = gallery.work_folder("g00000", 1)
+    (folder / "pulse").symlink_to(tmp_path / "outside")
+    with beating(folder):
+        time.sleep(0.1)
+    assert not (tmp_path / "outside").exists()
+
+
 def test_a_worker_that_was_lost_before_this_start_is_not_counted(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ writes the files.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import shutil
 import statistics
 from collections.abc import Callable
@@ -18,10 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nni_petridish._support.reading import as_mapping, read_json
+from nni_petridish._support.reading import as_mapping, read_json, read_regular
 from nni_petridish.core.complexity import count_parameters
 from nni_petridish.errors import GalleryError
-from nni_petridish.gallery.files import to_json, write_file
+from nni_petridish.gallery.files import make_folder, refuse_link, seal, to_json, unseal, write_file
 from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.saved_model import SavedModel, write_model
 from nni_petridish.registry import Measure
@@ -31,7 +33,10 @@ from nni_petridish.tasks.distributed import World, current_world
 from nni_petridish.tasks.retraining import Retraining
 from nni_petridish.tasks.task import NO_CALLBACKS, RETRAINING, Callbacks, Phase, Record
 
+_log = logging.getLogger(__name__)
+
 RESULT_FILE, MODEL_FILE, SETTINGS_FILE = "result.json", "model.safetensors", "settings.json"
+_MODEL_SUM = "model_sha256"
 Result = dict[str, Any]
 
 
@@ -68,7 +73,8 @@ def run_repetitions(
         data = None
         for repetition in range(repetitions):
             home = folder / f"run-{repetition}"
-            result = world.on_main(partial(_read_result, home))
+            refuse_link(home)
+            result = world.on_main(partial(_read_result, home, training.measure))
             if result is None:
                 data = training.load() if data is None else data
                 result = _repeat(training, home, repetition, data, world, callbacks)
@@ -133,8 +139,8 @@ def _finish(
     }
     space, weights = training.described_space(), training.weights(net)
     write_model(SavedModel(space, training.genotype, weights, facts), home / MODEL_FILE)
-    result["history"] = history
-    write_file(home / RESULT_FILE, to_json(result))  # last: it says that all is there
+    result |= {"history": history, _MODEL_SUM: _file_sum(home / MODEL_FILE)}
+    write_file(home / RESULT_FILE, seal(result))  # last: it says that all is there
     shutil.rmtree(home / "checkpoint", ignore_errors=True)
     return result
 
@@ -146,7 +152,7 @@ def _claim(training: Retraining[Any, Any], folder: Path, lock: ExclusiveLock) ->
     if found is None:
         if folder.is_dir() and any(folder.iterdir()):
             raise GalleryError(f"{folder} is not empty and holds no final training.")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_file(path, to_json(wanted))
     elif found != wanted:
         different = [key for key in wanted if wanted[key] != found.get(key)]
@@ -185,8 +191,29 @@ def _shown(number: float, measure: Measure) -> str:
     return f"{number:.4f}" if measure.is_share else f"{number:.2f}"
 
 
-def _read_result(home: Path) -> Result | None:
-    return _read_json(home / RESULT_FILE)
+def _read_result(home: Path, measure: Measure) -> Result | None:
+    """Return the result of a finished repetition; a warning tells if its model is damaged."""
+    path = home / RESULT_FILE
+    found = _read_json(path)
+    if found is None:
+        return None
+    result = unseal(found, path)
+    number = result.get(f"test_{measure.name}")
+    if not isinstance(number, float | int) or not isinstance(result.get("repetition"), int):
+        raise GalleryError(f"{path} is damaged: it has no test {measure.name}.")
+    try:
+        is_whole = result.get(_MODEL_SUM) in (None, _file_sum(home / MODEL_FILE))
+    except OSError:
+        is_whole = False
+    if not is_whole:
+        _log.warning(
+            "%s is missing or damaged: remove %s to train it again.", home / MODEL_FILE, home
+        )
+    return result
+
+
+def _file_sum(path: Path) -> str:
+    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
