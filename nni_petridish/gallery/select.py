@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nni_petridish.errors import ConfigError, GalleryError, SearchError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.recovery import read_events
 from nni_petridish.search.records import ModelRecord
 from nni_petridish.search.search import Search
 from nni_petridish.search.settings import SearchSettings
@@ -51,7 +52,7 @@ def open_search(folder: Path) -> tuple[Gallery, Search]:
     # Only these affect the result. They are in the gallery's description in every front.
     names = ("tolerance", "complexity")
     settings = SearchSettings(**{k: v for k, v in gallery.settings.items() if k in names})
-    return gallery, Search.replay(settings, gallery.read_events())
+    return gallery, Search.replay(settings, read_events(gallery))
 
 
 def select_model(

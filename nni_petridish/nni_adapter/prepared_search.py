@@ -9,8 +9,8 @@ from typing import Any
 
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import ConfigError, GalleryError
+from nni_petridish.gallery.description import find_differences
 from nni_petridish.gallery.gallery import Gallery
-from nni_petridish.gallery.gallery import _differences as differences
 from nni_petridish.gallery.search_gallery import open_gallery
 from nni_petridish.nni_adapter.evaluators.fingerprint import Plain, describe, fingerprint
 from nni_petridish.nni_adapter.evaluators.lengths import check_evaluator, own_epochs
@@ -173,7 +173,7 @@ def _evaluator_identity(strategy: StrategySettings, evaluators: Mapping[str, Any
     known = gallery.settings
     if "evaluator" not in known:  # of an earlier version
         return {}
-    lines = differences(known["evaluator"], plain(wanted), "evaluator")
+    lines = find_differences(known["evaluator"], plain(wanted), "evaluator")
     if lines and not gallery.model_ids():
         gallery.change_settings(evaluator=wanted)
         return {"evaluator": wanted}

@@ -140,6 +140,7 @@ def _check(options: argparse.Namespace, read_config: ReadConfig) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from nni_petridish.gallery.recovery import contradictions
     from nni_petridish.gallery.select import open_search
     from nni_petridish.results.model_page import describe_model
     from nni_petridish.results.report import lineage_table, write_report
@@ -159,11 +160,11 @@ def _show(options: argparse.Namespace) -> int:
         return 1
     title = f"Lineage ({measure.name}, {search.complexity.title}; * on the hull)"
     print(f"\n{title}\n{lineage_table(search)}\n")
-    print(f"Report: {write_report(search, options.gallery)}")
-    contradictions = gallery.contradictions(search.models())
-    for line in contradictions:
+    lines = contradictions(gallery, search.models())
+    for line in lines:
         print(f"nni-petridish: {line}", file=sys.stderr)
-    return 1 if contradictions else 0
+    print(f"Report: {write_report(search, options.gallery)}")
+    return 1 if lines else 0
 
 
 def _show_file(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from nni_petridish.errors import GalleryError
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.recovery import recover
 from nni_petridish.search.events import Event
 from nni_petridish.search.records import Done, Growth, Wait
 from nni_petridish.search.search import Chooser, Search
@@ -66,7 +67,7 @@ class Coordinator:
         self._failed = (0, 0.0)
         self._claim = gallery.lock_coordinator()
         try:
-            gallery.recover()
+            recover(gallery)
             self.sync()
             for id in self.search.refused():  # the settings may be right now
                 self.release(id)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from nni_petridish.errors import Interrupted, RejectedError, SearchError, StorageError
-from nni_petridish.gallery.gallery import DESCRIPTION
+from nni_petridish.gallery.description import DESCRIPTION
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator, refuse_unless_resuming
 from nni_petridish.running.patience import outlast, wait

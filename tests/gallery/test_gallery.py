@@ -21,6 +21,7 @@ from nni_petridish.errors import DamagedModelError, GalleryError
 from nni_petridish.gallery import files
 from nni_petridish.gallery.files import temporary_name
 from nni_petridish.gallery.gallery import Gallery
+from nni_petridish.gallery.recovery import recover
 from nni_petridish.search.records import Growth, Outcome
 
 FORK = multiprocessing.get_context("fork")
@@ -323,9 +324,9 @@ def test_recovering_writes_the_line_of_a_model_that_has_none(gallery: Gallery) -
     gallery.save_model("g00001", *a_model("g00001"))
     lines = gallery.journal.path.read_bytes().splitlines(keepends=True)
     gallery.journal.path.write_bytes(lines[0] + lines[1][:20])
-    assert gallery.recover().journaled == ("g00001",)
+    assert recover(gallery).journaled == ("g00001",)
     assert journaled(gallery) == ["g00000", "g00001"]
-    nothing = gallery.recover()
+    nothing = recover(gallery)
     assert (nothing.journaled, nothing.quarantined, nothing.removed) == ((), (), ())
 
 
@@ -337,10 +338,10 @@ def test_recovering_quarantines_what_is_damaged_or_gone(gallery: Gallery) -> Non
     flip_a_bit(gallery.folder / "models" / "g00002" / "metrics.json")
     # As if it had died between the move and the line.
     os.rename(gallery.folder / "models" / "g00001", gallery.folder / "quarantine" / "g00001")
-    assert gallery.recover().quarantined == ("g00002", "g00001")
+    assert recover(gallery).quarantined == ("g00002", "g00001")
     assert sorted(journaled(gallery, "quarantine")) == ["g00001", "g00002"]
     assert gallery.model_ids() == ["g00000"]
-    assert gallery.recover().quarantined == ()
+    assert recover(gallery).quarantined == ()
 
 
 def test_recovering_removes_leftovers_of_the_dead_only(
@@ -362,7 +363,7 @@ def test_recovering_removes_leftovers_of_the_dead_only(
     (gallery.folder / "pictures").mkdir()
     picture = f".tmp-hull.svg-{host}-{dead.pid}-ee"
     (gallery.folder / "pictures" / picture).touch()
-    assert sorted(gallery.recover().removed) == sorted([gone, picture])
+    assert sorted(recover(gallery).removed) == sorted([gone, picture])
     assert sorted(os.listdir(models)) == sorted([mine, *of_others, ".tmp-strange"])
     # What does not change for an hour of this process is abandoned.
     later = time.monotonic() + 3601
@@ -372,12 +373,23 @@ def test_recovering_removes_leftovers_of_the_dead_only(
     assert sorted(os.listdir(models)) == sorted([of_others[1], ".tmp-strange"])
 
 
+def test_a_work_folder_that_is_a_link_is_refused(gallery: Gallery, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (gallery.folder / "work" / "g00001-1").symlink_to(outside)
+    with pytest.raises(GalleryError, match="is a link"):
+        gallery.work_folder("g00001", 1)
+    (outside / "mine").touch()
+    gallery.remove_work("g00001")
+    assert (outside / "mine").exists()
+
+
 def test_work_folders_live_until_their_model_is_complete(gallery: Gallery) -> None:
     for id, attempt in (("g00000", 1), ("g00000", 2), ("g00001", 1), ("g00010", 1)):
         (gallery.work_folder(id, attempt) / "epoch.safetensors").write_bytes(b"...")
     assert gallery.work_folder("g00001", 1) == gallery.work_folder("g00001", 1)
     gallery.save_model("g00000", *a_model("g00000"))
-    gallery.recover()
+    recover(gallery)
     assert sorted(os.listdir(gallery.folder / "work")) == ["g00001-1", "g00010-1"]
     gallery.remove_work("g00001")
     assert os.listdir(gallery.folder / "work") == ["g00010-1"]
@@ -485,7 +497,7 @@ def hammer_with_8(gallery: Gallery, tmp_path: Path, seconds: float) -> None:
     for id in saved:
         assert_is_whole(gallery, id)
     assert temporary(gallery) == []
-    assert gallery.recover().journaled == ()
+    assert recover(gallery).journaled == ()
 
 
 def test_8_processes_hammering_one_gallery_lose_nothing(gallery: Gallery, tmp_path: Path) -> None:
@@ -523,7 +535,7 @@ def kill_writers(gallery: Gallery, tmp_path: Path, kills: int) -> None:
         process.join()
         for id in gallery.model_ids():
             assert_is_whole(gallery, id)
-        gallery.recover()
+        recover(gallery)
         assert temporary(gallery) == []
         assert Counter(journaled(gallery)) == Counter(gallery.model_ids())
         assert set(confirmed.read_text().split()) <= set(gallery.model_ids())

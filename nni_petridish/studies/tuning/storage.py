@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.gallery.gallery import _differences as differences
+from nni_petridish.gallery.description import find_differences
 from nni_petridish.gallery.locks import file_lock
 from nni_petridish.search.ranges import quiet
 from nni_petridish.search.records import plain
@@ -131,7 +131,7 @@ def _check_identity(study: optuna.Study, wanted: dict[str, Any]) -> None:
             raise ConfigError(f"The study {study.study_name!r} is not one of Petridish.")
         study.set_user_attr(IDENTITY, wanted)
         return
-    lines = differences(found, wanted)
+    lines = find_differences(found, wanted)
     if lines:
         raise ConfigError(f"The study {study.study_name!r} is of another kind: {'; '.join(lines)}.")
 
