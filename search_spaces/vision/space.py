@@ -101,6 +101,12 @@ class VisionSpace:
                 f" but got {self.stages} stages{stem}."
             )
 
+    @property
+    def smallest_map(self) -> int:
+        """Pixels of the smallest feature maps."""
+        height, width = (-(-side // 2 ** self.shapes()[-1].level) for side in self.image_shape[1:])
+        return height * width
+
     def seed(self) -> VisionGenotype:
         """Return the simplest architecture of the space, where growth starts."""
         return VisionGenotype.seed(self.mode, self.num_cells, self.merge)

@@ -20,6 +20,7 @@ from nni_petridish.registry import ERROR
 from nni_petridish.results.retrain.preparation import prepare_retraining
 from nni_petridish.results.retrain.repetitions import run_repetitions, summary
 from nni_petridish.running.process import INTERRUPTED
+from nni_petridish.tasks.distributed import ALONE
 from nni_petridish.tasks.task import Callbacks
 from nni_petridish.tasks.vision import retraining
 from nni_petridish.tasks.vision.data import load_data
@@ -124,6 +125,17 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
         for name in "ab"
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_batch_of_one_image_is_refused_where_it_cannot_be_normalized(
+    gallery: Gallery, tmp_path: Path
+) -> None:
+    one = {"batch_size": 1}
+    with pytest.raises(ConfigError, match="at least 2 images"):  # of the auxiliary head
+        run_repetitions(prepare_retraining(gallery.folder, **SMALL, changes=one), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    plain = prepare_retraining(gallery.folder, **SMALL, changes={**one, "auxiliary_weight": 0.0})
+    plain.check_world(ALONE)
 
 
 @pytest.mark.usefixtures("few_images")

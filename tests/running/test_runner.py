@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from torch import nn
 
 from nni_petridish.__main__ import main
@@ -127,6 +128,21 @@ def test_a_device_that_is_missing_leaves_no_gallery(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="got 'cuda'"):
         run_search(wrong)
     assert not config.gallery.exists()
+
+
+@pytest.mark.parametrize("changes", [{"recipe": {"batch_size": 1}}, {"data": {"limit": 1}}])
+def test_batches_of_one_image_on_maps_of_one_pixel_leave_no_gallery(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, dict[str, int]]
+) -> None:
+    path = write_config(tmp_path, models=2)
+    document = yaml.safe_load(path.read_text())
+    document["searchSpace"]["stages"] = 4  # 8x8, 4x4, 2x2, 1x1
+    for name, options in changes.items():
+        document["tuner"]["classArgs"].setdefault(name, {}).update(options)
+    path.write_text(yaml.safe_dump(document))
+    assert main(["search", str(path)]) == 2
+    assert "a batch must have at least 2 images" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["config.yml"]
 
 
 def test_a_gallery_with_models_is_not_continued_by_accident(

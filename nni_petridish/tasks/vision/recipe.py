@@ -87,6 +87,24 @@ class Recipe:
                     f"{name} must be below the image's side ({side}) but got {getattr(self, name)}."
                 )
 
+    def check_batch(self, images: int, pixels: int) -> None:
+        """Raise `ConfigError` if a batch gives the batch normalizations one value per channel.
+
+        Parameters
+        ----------
+        images
+            The number of images, which may be fewer than a batch.
+        pixels
+            The number of pixels in the smallest feature maps.
+        """
+        batch = min(self.batch_size, images)
+        if batch * pixels < 2:
+            raise ConfigError(
+                "a batch must have at least 2 images, since the smallest feature maps have 1 pixel,"
+                f" but has {batch}: batch_size is {self.batch_size}, and there are {images:,}"
+                " training images."
+            )
+
 
 #: The differences from the CIFAR-10 recipe, by name of the data set.
 DIFFERENCES: dict[str, dict[str, Any]] = {

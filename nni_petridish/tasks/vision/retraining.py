@@ -79,7 +79,10 @@ class VisionRetraining(Retraining["DataSet", VisionNetwork]):
     def check_world(self, world: World) -> None:
         """Refuse a device that is not there, and processes that cannot share the batch."""
         super().check_world(world)
-        world.share(self.recipe.batch_size)
+        share = world.share(self.recipe.batch_size)
+        # The auxiliary head ends in maps of one pixel.
+        pixels = 1 if self.recipe.auxiliary_weight > 0 else self.space.smallest_map
+        self.recipe.check_batch(share, pixels)
 
     def load(self) -> DataSet:
         """Load the images; none is set aside for validation."""

@@ -44,6 +44,9 @@ class VisionTask(SpaceTask):
 
     measure: ClassVar[Measure] = ERROR
 
+    def __post_init__(self) -> None:
+        self.recipe.check_batch(len(self.data.train), self.space.smallest_map)
+
     def _fit(
         self, net: nn.Module, recipe: Recipe, seed: int, **options: Unpack[LoopOptions]
     ) -> History:
