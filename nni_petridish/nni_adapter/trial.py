@@ -98,7 +98,10 @@ def main() -> int:
     except Exception:
         _log.exception("the growth failed")
         return 1
-    nni.report_final_result(metrics_of(outcome))
+    try:
+        nni.report_final_result(metrics_of(outcome))
+    except Exception as problem:
+        print(f"nni_petridish: {outcome.id} is saved; {_no_answer(problem)}", file=sys.stderr)
     return 0
 
 
@@ -136,6 +139,10 @@ def _reporter(growth: Growth, is_share: bool) -> Any:
         try:
             nni.report_intermediate_result(metrics)
         except Exception as problem:
-            raise Orphaned(f"the NNI manager does not answer ({problem}).") from problem
+            raise Orphaned(_no_answer(problem)) from problem
 
     return report
+
+
+def _no_answer(problem: Exception) -> str:
+    return f"the NNI manager does not answer ({problem})."
