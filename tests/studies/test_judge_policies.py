@@ -10,8 +10,10 @@ import pytest
 from scipy.stats import kendalltau
 
 from nni_petridish.__main__ import main
-from nni_petridish.studies.judge import policies as judged
-from nni_petridish.studies.judge.policies import Chooser, NamedPolicy, Policy, Scene, Training
+from nni_petridish.studies.judge.children import Chooser
+from nni_petridish.studies.judge.growing import by_accuracy, by_hull, growing, paper
+from nni_petridish.studies.judge.policies import policies
+from nni_petridish.studies.judge.scene import NamedPolicy, Policy, Scene, Training
 from nni_petridish.studies.judge.simulate import WEAK_COST, _until, simulate
 from tests.studies.test_judge_tables import small_table
 
@@ -28,9 +30,9 @@ def trained(policy: Policy, limit: int = 60, budget: int = 20, seed: int = 0) ->
     return found
 
 
-@pytest.mark.parametrize("name", judged.policies((0.5,)))
+@pytest.mark.parametrize("name", policies((0.5,)))
 def test_policies_train_architectures_of_the_table(name: str) -> None:
-    table, policy = small_table(), judged.policies((0.5,))[name].policy
+    table, policy = small_table(), policies((0.5,))[name].policy
     codes = [training.code for training in trained(policy)]
     assert set(codes) <= set(table.rows)
     if "paper" not in name:  # as in a search, a growth of the paper's policy may exceed the limit
@@ -42,15 +44,15 @@ def test_policies_train_architectures_of_the_table(name: str) -> None:
 @pytest.mark.parametrize("name", ["paper, τ 0.5", "within limit, upper confidence, τ 0.5"])
 def test_growing_policies_add_to_a_trained_parent(name: str) -> None:
     table = small_table()
-    codes = [training.code for training in trained(judged.policies((0.5,))[name].policy)]
+    codes = [training.code for training in trained(policies((0.5,))[name].policy)]
     assert codes[0] == table.seed
     for i, code in enumerate(codes[1:], start=1):
         assert any(code in table.children(before) for before in codes[:i])
 
 
 def test_the_best_child_comes_first_with_tau_1() -> None:
-    assert trained(judged.paper(Chooser(1.0)), limit=1000)[1].code == "002"
-    assert trained(judged.growing(Chooser(1.0), judged.by_accuracy))[1].code == "002"
+    assert trained(paper(Chooser(1.0)), limit=1000)[1].code == "002"
+    assert trained(growing(Chooser(1.0), by_accuracy))[1].code == "002"
 
 
 def test_the_simulated_score_has_the_wanted_tau() -> None:
@@ -65,9 +67,9 @@ def test_the_simulated_score_has_the_wanted_tau() -> None:
 
 
 def test_one_weak_learning_serves_several_children() -> None:
-    found = trained(judged.growing(Chooser(0.5), judged.by_hull, children=3), budget=7)
+    found = trained(growing(Chooser(0.5), by_hull, children=3), budget=7)
     assert [training.weak for training in found] == [False, *[True, False, False] * 2]
-    assert not any(training.weak for training in trained(judged.paper(Chooser())))
+    assert not any(training.weak for training in trained(paper(Chooser())))
 
 
 def test_time_counts_multiply_adds_and_weak_learning() -> None:
@@ -80,7 +82,7 @@ def test_time_counts_multiply_adds_and_weak_learning() -> None:
 
 def test_simulations_repeat_and_good_choices_pay() -> None:
     named = {
-        name: NamedPolicy(judged.paper(Chooser(tau)))
+        name: NamedPolicy(paper(Chooser(tau)))
         for name, tau in (("random child", 0.0), ("best child", 1.0))
     }
     first, again = (simulate(small_table(4), repetitions=5, named=named) for _ in range(2))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import ConfigError
+from nni_petridish.gallery.files import make_folder
 from nni_petridish.running.display import Headline, add_display_options, open_display
 from nni_petridish.running.process import set_threads
 from nni_petridish.search.settings import check_number
@@ -148,7 +149,7 @@ def _judge_policies(options: argparse.Namespace) -> int:
     check_number("--repetitions", options.repetitions, 1)
     named = policies(_taus(options.taus))
     table = _table(options)
-    options.out.mkdir(parents=True, exist_ok=True)
+    make_folder(options.out)
     title, total = f"policies on {table.name}", len(table.limits) * len(named)
     with open_display(options, title, options.out, []) as display:
         done = itertools.count(1)

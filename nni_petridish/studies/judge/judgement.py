@@ -20,7 +20,7 @@ from nni_petridish._support.reading import as_mapping, read_json
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.grow import attach_candidates, sites
 from nni_petridish.errors import ConfigError
-from nni_petridish.gallery.files import to_json, write_file
+from nni_petridish.gallery.files import make_folder, to_json, write_file
 from nni_petridish.running.worker_report import STEP, reporting
 from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, Evidence
 from nni_petridish.studies.judge.settings import (
@@ -97,7 +97,7 @@ class Judgement:
     def prepare(self) -> None:
         """Make the folders; raise `ConfigError` if the folder was made with other settings."""
         for name in ("results", "parents", "children", WORK):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder / name)
         file = self.folder / "settings.json"
         own = {"table": self.table.name, **self.settings.to_dict()}
         if file.is_file():

@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nni_petridish.studies.judge.policies import NamedPolicy, Policy, Scene, Training, policies
+from nni_petridish.studies.judge.policies import policies
+from nni_petridish.studies.judge.scene import NamedPolicy, Policy, Scene, Training
 from nni_petridish.studies.judge.tables import TruthTable
 
 TRAININGS = (10, 20, 50)

@@ -30,7 +30,7 @@ _UNREADABLE = (
     pickle.UnpicklingError,
     zipfile.BadZipFile,
 )
-"""What parsing a file raises that is no table."""
+"""Errors that parsing a file raises if it is no table."""
 
 
 @dataclass(frozen=True)
