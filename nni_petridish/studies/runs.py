@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from nni_petridish._support.reading import as_mapping, read_json
+from nni_petridish._support.reading import read_json
 from nni_petridish.errors import (
     GalleryError,
     Interrupted,
@@ -20,6 +20,7 @@ from nni_petridish.errors import (
     StorageError,
     TrainingError,
 )
+from nni_petridish.gallery.files import seal, unseal, write_file
 from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.running.process import StopOnInterrupt, set_threads
 from nni_petridish.search.settings import check_number
@@ -142,11 +143,16 @@ def ended(runs: Sequence[AnyRun], on_run: OnRun[AnyRun]) -> Callable[[], None]:
 def read_result(file: Path) -> Result | None:
     """Return the result of a finished run, None if it is not finished."""
     try:
-        return as_mapping(read_json(file))
+        return unseal(read_json(file), file)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise GalleryError(f"{file} cannot be read: {error}.") from None
+
+
+def write_result(file: Path, result: Result) -> None:
+    """Write the result of a finished run, with a checksum."""
+    write_file(file, seal(result))
 
 
 def _lock(run: Run) -> ExclusiveLock:

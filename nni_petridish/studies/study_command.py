@@ -1,4 +1,4 @@
-"""What the commands of studies share: options, the display of their runs, and the last lines."""
+"""Parts of every command of a study: options, the display of its runs, and the last lines."""
 
 from __future__ import annotations
 

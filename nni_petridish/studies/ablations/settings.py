@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
-import os
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -14,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.registry import DEFAULT_KIND, Measure, kind_of
-from nni_petridish.running.config import DEFAULT_GALLERY, SearchConfig, read_experiment
-from nni_petridish.search.constraints import Folder, check_value, prefix, read_mapping, resolve
+from nni_petridish.registry import Measure, kind_of
+from nni_petridish.running.config import SearchConfig
+from nni_petridish.search.constraints import prefix
 from nni_petridish.studies.ablations.section import (
     JUDGMENT,
     PLACE,
@@ -25,11 +21,10 @@ from nni_petridish.studies.ablations.section import (
     RetrainingSettings,
     Table,
 )
-from nni_petridish.studies.dotted import set_dotted
 from nni_petridish.studies.runs import read_result
+from nni_petridish.studies.study import Study, describe_search, digest, file_name, pick
 
 SEARCHES, RESULTS = "searches", "results"
-_FIXED = ("seed", "gallery", "tuning", "ablations")
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,8 @@ class AblationRun:
     def file(self) -> Path:
         """File of its result; its name depends on all that decides the result."""
         retraining = None if self.retraining is None else asdict(self.retraining)
-        depends = {**_describe(self.config), "limit": self.limit, "final": retraining}
-        return self.results / f"{self.name}-seed-{self.seed}-{_digest(depends)}.json"
+        depends = {**describe_search(self.config), "limit": self.limit, "final": retraining}
+        return self.results / f"{self.name}-seed-{self.seed}-{digest(depends)}.json"
 
     @property
     def folder(self) -> Path:
@@ -91,7 +86,7 @@ class AblationRun:
 
 
 @dataclass(frozen=True)
-class Ablations:
+class Ablations(Study):
     """Checked ablations.
 
     Parameters
@@ -104,30 +99,20 @@ class Ablations:
         Names of the tables to make; None for all. Folders are named as if all were made.
     """
 
+    KEY, CONTENT, RUN = "ablations", "the comparisons to make", "variant"
+
     section: AblationSettings
-    search_space: dict[str, Any]
-    arguments: dict[str, Any]
-    base: Path
-    experiment: dict[str, Any]
     only: tuple[str, ...] | None = None
     _names: dict[str, str] = field(init=False, repr=False, compare=False)
 
     @classmethod
-    def from_yaml(cls, path: str | os.PathLike[str]) -> Ablations:
-        """Read and check a configuration file and every variant in it."""
-        search_space, class_args, base, experiment = read_experiment(path)
-        arguments = dict(class_args)
-        if "ablations" not in arguments:
-            raise ConfigError(f"{PLACE} is missing in {path}: the comparisons to make.")
-        section = AblationSettings.read(arguments.pop("ablations"))
-        return cls(section, read_mapping("searchSpace", search_space), arguments, base, experiment)
+    def read_section(cls, document: Any) -> AblationSettings:
+        """Read and check the section ``ablations``."""
+        return AblationSettings.read(document)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_names", self._name_searches())
-        if (self.folder / "gallery.json").exists():
-            raise ConfigError(
-                f"{PLACE}.folder must be a folder for ablations but {self.folder} is a gallery."
-            )
+        self.refuse_gallery()
 
     def change(
         self,
@@ -139,11 +124,7 @@ class Ablations:
         """Return the same with some of the tables, more or fewer searches, another folder."""
         changed = self
         if only is not None:
-            unknown = [name for name in only if name not in self.section.tables]
-            if unknown:
-                known = ", ".join(self.section.tables)
-                raise ConfigError(f"There is no table {unknown[0]!r}; there are {known}.")
-            changed = replace(changed, only=tuple(dict.fromkeys(only)))
+            changed = replace(changed, only=pick(only, self.section.tables, "table"))
         if repeats is not None:
             changed = replace(changed, section=replace(self.section, repeats=repeats))
         if folder is not None:
@@ -151,24 +132,9 @@ class Ablations:
         return changed
 
     @property
-    def measure(self) -> Measure:
-        """The number by which the variants are compared."""
-        return kind_of({"space": DEFAULT_KIND, **self.search_space}).MEASURE
-
-    @property
     def tables(self) -> list[Table]:
         """The comparisons to make."""
         return [self.section.tables[name] for name in self.only or self.section.tables]
-
-    @cached_property
-    def folder(self) -> Path:
-        """Folder of all galleries and results."""
-        if self.section.folder is not None:
-            return resolve(self.section.folder, self.base)
-        named = self.arguments.get("gallery", DEFAULT_GALLERY)
-        check_value("gallery", named, Folder)
-        gallery = resolve(named, self.base)
-        return gallery.with_name(f"{gallery.name}-ablations")
 
     def run(self, table: Table, variant: str, repeat: int) -> AblationRun:
         """Return one run of a variant."""
@@ -206,23 +172,12 @@ class Ablations:
     def _change(
         self, changes: Changes, repeat: int
     ) -> tuple[SearchConfig, float | None, RetrainingSettings | None]:
-        space, arguments = copy.deepcopy(self.search_space), copy.deepcopy(self.arguments)
         judged: dict[str, Any] = {"max_multiply_adds": self.section.max_multiply_adds}
         if self.section.final is not None:
             judged["final"] = copy.deepcopy(self.section.final)
-        for name, value in changes.items():
-            top, _, rest = name.partition(".")
-            if top in _FIXED:
-                raise ConfigError(f"{name} cannot be changed by a variant.")
-            if top == "final" and self.section.final is None:
-                raise ConfigError(f"{name} changes nothing: {PLACE}.final is not given.")
-            if top == "searchSpace":
-                set_dotted(space, rest, value, "searchSpace.")
-            else:
-                set_dotted(judged if top in JUDGMENT else arguments, name, value, "")
-        arguments["seed"] = arguments.get("seed", 0) + repeat
-        arguments.setdefault("gallery", str(self.folder))  # `run` gives each its own
-        config = SearchConfig.from_parts(space, arguments, self.base, self.experiment)
+        elif unused := [name for name in changes if name.partition(".")[0] == "final"]:
+            raise ConfigError(f"{unused[0]} changes nothing: {PLACE}.final is not given.")
+        config = self.changed(changes, self.first_seed + repeat, dict.fromkeys(JUDGMENT, judged))
         given = judged.get("final")
         retraining = None if given is None else RetrainingSettings.read(given)
         if retraining is not None:
@@ -241,20 +196,9 @@ def _check_retraining(config: SearchConfig, retraining: RetrainingSettings) -> N
 def _name(changes: Changes) -> str:
     searched = {n: v for n, v in changes.items() if n.partition(".")[0] not in JUDGMENT}
     parts = [f"{name.removeprefix('searchSpace.')}={value}" for name, value in searched.items()]
-    return re.sub(r"[^\w=.,+-]", "_", ",".join(parts)) or "default"
-
-
-def _describe(config: SearchConfig) -> dict[str, Any]:
-    """Return all settings that decide the outcome of a search."""
-    limits = asdict(config.settings.limits)
-    return {"space": config.space, **config.identity(), "limits": limits}
+    return file_name(",".join(parts)) or "default"
 
 
 def _key(config: SearchConfig) -> str:
     """Return a key of a search that its random seed does not change."""
-    return _digest({**_describe(config), "seed": None})
-
-
-def _digest(document: dict[str, Any]) -> str:
-    text = json.dumps(document, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return digest({**describe_search(config), "seed": None})

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from nni_petridish.gallery.files import to_json, write_file
+from nni_petridish.gallery.files import make_folder, to_json
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.select import require_most_accurate
 from nni_petridish.running.cost import check_limit
 from nni_petridish.studies.ablations.section import PLACE
 from nni_petridish.studies.ablations.settings import RESULTS, SEARCHES, AblationRun, Ablations
 from nni_petridish.studies.ablations.tables import describe_run
-from nni_petridish.studies.runs import run_all
+from nni_petridish.studies.runs import run_all, write_result
 
 if TYPE_CHECKING:
     from nni_petridish.studies.ablations.section import RetrainingSettings
@@ -79,12 +79,12 @@ def _prepare(ablations: Ablations) -> None:
     checked = set()
     for run in ablations.runs:
         run.config.check_gallery()
-        run.config.gallery.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(run.config.gallery.parent)
         if run.file.exists() or (run.name, run.limit) in checked:
             continue
         checked.add((run.name, run.limit))
         check_limit(run.config, run.limit, f"{PLACE}.max_multiply_adds")
-    (ablations.folder / RESULTS).mkdir(parents=True, exist_ok=True)
+    make_folder(ablations.folder / RESULTS)
 
 
 def carry_out(run: AblationRun, stop: Callable[[], bool]) -> dict[str, Any] | None:
@@ -108,7 +108,7 @@ def carry_out(run: AblationRun, stop: Callable[[], bool]) -> dict[str, Any] | No
         "seconds": _seconds(Gallery(run.config.gallery), [record.id for record in search.models()]),
         "final": run.retraining and _train(run, run.retraining, best.id, stop),
     }
-    write_file(run.file, to_json(result))
+    write_result(run.file, result)
     return result
 
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import json
-import os
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -14,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nni_petridish.errors import ConfigError
-from nni_petridish.registry import DEFAULT_KIND, Measure, kind_of
-from nni_petridish.running.config import DEFAULT_GALLERY, SearchConfig, read_experiment
-from nni_petridish.search.constraints import Folder, check_value, prefix, read_mapping, resolve
+from nni_petridish.registry import Measure, kind_of
+from nni_petridish.running.config import SearchConfig
+from nni_petridish.search.constraints import prefix
 from nni_petridish.studies.comparison.section import (
     PILOT_OFFSET,
     PLACE,
@@ -25,12 +20,11 @@ from nni_petridish.studies.comparison.section import (
     FinalSettings,
     MethodSettings,
 )
-from nni_petridish.studies.dotted import set_dotted
 from nni_petridish.studies.runs import Result, read_result
+from nni_petridish.studies.study import Study, describe_search, digest, file_name, pick
 
 RUNS, RESULTS = "runs", "results"
 GALLERY = "gallery"
-_FIXED = ("seed", "gallery", "tuning", "ablations", "compare")
 
 
 @dataclass(frozen=True)
@@ -79,29 +73,25 @@ class CompareRun:
     @cached_property
     def digest(self) -> str:
         """A digest of all that decides the result."""
-        limits = asdict(self.config.settings.limits)
         document = {
             "method": asdict(self.method),
-            "space": self.config.space,
-            **self.config.identity(),
-            "limits": limits,
+            **describe_search(self.config),
             "limit": self.limit,
             "final": None if self.final is None else asdict(self.final),
             "budget": self.budget,
             "reference": None if self.reference is None else self.reference.digest,
         }
-        text = json.dumps(document, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return digest(document)
 
     @property
     def file(self) -> Path:
         """File of its result."""
-        return self.home / RESULTS / f"{_plain(self.name)}-seed-{self.seed}-{self.digest}.json"
+        return self.home / RESULTS / f"{file_name(self.name)}-seed-{self.seed}-{self.digest}.json"
 
     @property
     def folder(self) -> Path:
         """The folder it works in."""
-        return self.home / RUNS / f"{_plain(self.name)}-seed-{self.seed}-{self.digest}"
+        return self.home / RUNS / f"{file_name(self.name)}-seed-{self.seed}-{self.digest}"
 
     def is_ready(self) -> bool:
         """Return whether its budget is known."""
@@ -113,7 +103,7 @@ class CompareRun:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Study):
     """A checked comparison.
 
     Parameters
@@ -128,32 +118,23 @@ class Comparison:
         Whether the pilot's random seeds are used.
     """
 
+    KEY, CONTENT, RUN = "compare", "the methods to compare", "method"
+
     section: CompareSettings
-    search_space: dict[str, Any]
-    arguments: dict[str, Any]
-    base: Path
-    experiment: dict[str, Any]
     only: tuple[str, ...] | None = None
     is_pilot: bool = False
 
     @classmethod
-    def from_yaml(cls, path: str | os.PathLike[str]) -> Comparison:
-        """Read and check a configuration file and every method in it."""
-        search_space, class_args, base, experiment = read_experiment(path)
-        arguments = dict(class_args)
-        if "compare" not in arguments:
-            raise ConfigError(f"{PLACE} is missing in {path}: the methods to compare.")
-        section = CompareSettings.read(arguments.pop("compare"))
-        return cls(section, read_mapping("searchSpace", search_space), arguments, base, experiment)
+    def read_section(cls, document: Any) -> CompareSettings:
+        """Read and check the section ``compare``."""
+        return CompareSettings.read(document)
 
     def __post_init__(self) -> None:
+        first = self.first_seed
         for name in self.section.methods:
             with prefix(f"{PLACE}.methods.{name}: "):
-                self._config(name, 0)
-        if (self.folder / "gallery.json").exists():
-            raise ConfigError(
-                f"{PLACE}.folder must be a folder for a comparison but {self.folder} is a gallery."
-            )
+                self._config(name, first)
+        self.refuse_gallery()
 
     def change(
         self,
@@ -166,11 +147,7 @@ class Comparison:
         """Return the same with some of the methods, more or fewer seeds, another folder."""
         section, kept = self.section, self.only
         if only is not None:
-            kept = tuple(dict.fromkeys(only))
-            unknown = [name for name in kept if name not in section.methods]
-            if unknown:
-                known = ", ".join(section.methods)
-                raise ConfigError(f"There is no method {unknown[0]!r}; there are {known}.")
+            kept = pick(only, section.methods, "method")
         if folder is not None:
             section = replace(section, folder=folder)
         if repeats is not None:
@@ -178,11 +155,6 @@ class Comparison:
                 replace(section, pilot=repeats) if pilot else replace(section, repeats=repeats)
             )
         return replace(self, section=section, only=kept, is_pilot=pilot or self.is_pilot)
-
-    @property
-    def measure(self) -> Measure:
-        """The number that the methods minimize."""
-        return kind_of({"space": DEFAULT_KIND, **self.search_space}).MEASURE
 
     @property
     def methods(self) -> list[str]:
@@ -193,22 +165,12 @@ class Comparison:
     @property
     def seeds(self) -> list[int]:
         """The random seeds."""
-        first = int(self.arguments.get("seed", 0)) + (PILOT_OFFSET if self.is_pilot else 0)
+        first = self.first_seed + (PILOT_OFFSET if self.is_pilot else 0)
         return list(range(first, first + self._count))
 
     @property
     def _count(self) -> int:
         return self.section.pilot if self.is_pilot else self.section.repeats
-
-    @cached_property
-    def folder(self) -> Path:
-        """Folder of all runs and results."""
-        if self.section.folder is not None:
-            return resolve(self.section.folder, self.base)
-        named = self.arguments.get("gallery", DEFAULT_GALLERY)
-        check_value("gallery", named, Folder)
-        gallery = resolve(named, self.base)
-        return gallery.with_name(f"{gallery.name}-compare")
 
     def run(self, name: str, seed: int) -> CompareRun:
         """Return the run of a method with a random seed."""
@@ -233,19 +195,8 @@ class Comparison:
         return [self.run(name, seed) for seed in self.seeds for name in self.methods]
 
     def _config(self, name: str, seed: int) -> SearchConfig:
-        space, arguments = copy.deepcopy(self.search_space), copy.deepcopy(self.arguments)
         method = self.section.methods[name]
-        for setting, value in method.set.items():
-            top, _, rest = setting.partition(".")
-            if top in _FIXED:
-                raise ConfigError(f"{setting} cannot be changed by a method.")
-            if top == "searchSpace":
-                set_dotted(space, rest, value, "searchSpace.")
-            else:
-                set_dotted(arguments, setting, value, "")
-        arguments["seed"] = seed
-        arguments.setdefault("gallery", str(self.folder))  # `run` gives each its own
-        config = SearchConfig.from_parts(space, arguments, self.base, self.experiment)
+        config = self.changed(method.set, seed, {})
         if config.start is not None:
             raise ConfigError("start cannot be given: all methods start from scratch.")
         if method.kind == WIDEN:
@@ -257,7 +208,3 @@ def _check_widening(config: SearchConfig) -> None:
     from nni_petridish.results.retrain.preparation import check_options
 
     check_options(config.space, {"max_multiply_adds": "widen"})
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^\w=.,+-]", "_", name)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import TrainingError
-from nni_petridish.gallery.files import to_json, write_file
+from nni_petridish.gallery.files import make_folder
 from nni_petridish.running.cost import check_limit
 from nni_petridish.studies.comparison.progress import describe_run
 from nni_petridish.studies.comparison.section import PLACE
 from nni_petridish.studies.comparison.settings import GALLERY, RESULTS, RUNS, CompareRun, Comparison
-from nni_petridish.studies.runs import Result, run_all
+from nni_petridish.studies.runs import Result, run_all, write_result
 
 if TYPE_CHECKING:
     from nni_petridish.gallery.saved_model import SavedModel
@@ -82,7 +82,7 @@ def prepare(comparison: Comparison) -> None:
         if not run.file.exists():
             check_limit(run.config, run.limit, f"{PLACE}.max_multiply_adds")
     for folder in (RUNS, RESULTS):
-        (comparison.folder / folder).mkdir(parents=True, exist_ok=True)
+        make_folder(comparison.folder / folder)
 
 
 def carry_out(run: CompareRun, stop: Callable[[], bool]) -> Result | None:
@@ -93,7 +93,7 @@ def carry_out(run: CompareRun, stop: Callable[[], bool]) -> Result | None:
     from nni_petridish.studies.comparison.trace import Trace, TracedTask, make_clock
 
     began = time.process_time()
-    run.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(run.folder)
     clock = make_clock(run.config.recipe.device)
     task: SpaceTask = run.config.load_task()  # type: ignore[assignment]
     method = method_of(run.method.kind)
@@ -122,7 +122,7 @@ def carry_out(run: CompareRun, stop: Callable[[], bool]) -> Result | None:
         "final": run.final and _train(run, best, stop),
     }
     result["total_seconds"] = earlier + time.process_time() - began
-    write_file(run.file, to_json(result))
+    write_result(run.file, result)
     return result
 
 

@@ -13,6 +13,7 @@ import optuna
 from optuna.trial import Trial
 
 from nni_petridish.errors import GalleryError, StorageError
+from nni_petridish.gallery.files import make_folder
 from nni_petridish.gallery.locks import ExclusiveLock
 from nni_petridish.gallery.select import most_accurate, require_most_accurate
 from nni_petridish.running.runner import run_search
@@ -131,7 +132,7 @@ def _summary(search: Search, tuning: Tuning, seed: int, gallery: str) -> SearchR
 @contextmanager
 def _alone(folder: Path, stop: Callable[[], bool]) -> Iterator[None]:
     """Hold the lock of a trial's folder; wait for a process that was taken for dead."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     lock = ExclusiveLock(folder / LOCK_FILE, f"In {folder}")
     while True:
         try:

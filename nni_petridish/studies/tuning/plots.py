@@ -12,7 +12,7 @@ import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 
-from nni_petridish.gallery.files import write_file
+from nni_petridish.gallery.files import make_folder, write_file
 from nni_petridish.studies.tuning.objective import SEARCHES
 from nni_petridish.studies.tuning.tables import completed, measure_of_study
 
@@ -60,7 +60,7 @@ def plot_study(study: optuna.Study, folder: Path, prefix: str = "") -> list[Path
         )
     if len(done) > 2 and {"l1", "i_max"} <= set(varied):
         wanted["contour"] = lambda: drawings.plot_contour(study, params=["l1", "i_max"], **error)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     return [_draw(draw, folder / f"{prefix}{name}.png") for name, draw in wanted.items()]
 
 
