@@ -87,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NO_READER
-    except PetridishError as error:
+    except (PetridishError, OSError) as error:
         if os.environ.get("RANK", "0") == "0":  # of torchrun's processes, the first one speaks
-            print(f"nni-petridish: {_one_line(str(error))}", file=sys.stderr)
+            print(f"nni-petridish: {_one_line(_reason(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("nni-petridish: stopped; what was finished is kept.", file=sys.stderr)
@@ -110,6 +110,14 @@ class _PresentStderr(logging.StreamHandler[TextIO]):
     @stream.setter
     def stream(self, value: TextIO) -> None:
         raise AttributeError("the stream is always the standard error.")
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error; one of the system names its file first."""
+    if isinstance(error, OSError) and error.strerror:
+        place = "" if error.filename is None else f"{error.filename}: "
+        return f"{place}{error.strerror}."
+    return str(error)
 
 
 def _one_line(text: str) -> str:

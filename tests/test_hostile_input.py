@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ from tests.support.chaos import ROOT
 from tests.support.hostile import DAMAGES, ODD_NUMBERS, ODD_TEXTS, broken, command
 from tests.support.small_gallery import vision_gallery
 
-CONFIGS = ("petridish", "petridish_rnn", "petridish_kubernetes", "tune", "ablations")
+CONFIGS = ("petridish", "petridish_rnn", "petridish_kubernetes")
+STUDIES = {"tune": "tune", "ablations": "ablate", "compare_digits": "compare"}
+"""Configurations of studies, and their commands."""
 GENOTYPES: list[dict[str, Any]] = [
     {
         "version": 1,
@@ -59,15 +63,22 @@ def whole_gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return vision_gallery(tmp_path_factory.mktemp("whole")).folder
 
 
-def documents() -> list[Any]:
-    return [yaml.safe_load((ROOT / "configs" / f"{name}.yml").read_text()) for name in CONFIGS]
+def documents() -> dict[str, Any]:
+    return {
+        name: yaml.safe_load((ROOT / "configs" / f"{name}.yml").read_text())
+        for name in (*CONFIGS, *STUDIES)
+    }
 
 
-def check_config(document: Any, folder: Path) -> None:
+def check_config(data: st.DataObject, folder: Path) -> None:
+    known = documents()
+    name = data.draw(st.sampled_from(list(known)))
     path = folder / "config.yml"
-    path.write_text(yaml.safe_dump(document))
+    path.write_text(yaml.safe_dump(data.draw(broken(known[name]))))
     before = hostile.files_of(folder)
     command("check", "--quick", str(path))
+    if name in STUDIES:
+        command(STUDIES[name], "--show", str(path))
     assert hostile.files_of(folder) == before
 
 
@@ -76,7 +87,7 @@ def check_config(document: Any, folder: Path) -> None:
 def test_a_malformed_configuration_is_told_in_one_line(
     place: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
-    check_config(data.draw(broken(data.draw(st.sampled_from(documents())))), tmp_path)
+    check_config(data, tmp_path)
 
 
 @pytest.mark.slow
@@ -85,7 +96,7 @@ def test_a_malformed_configuration_is_told_in_one_line(
 def test_a_thousand_malformed_configurations(
     place: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
-    check_config(data.draw(broken(data.draw(st.sampled_from(documents())))), tmp_path)
+    check_config(data, tmp_path)
 
 
 @generated(40)
@@ -136,6 +147,9 @@ OPTIONS = {
     "check": ["--quick", "--estimate"],
     "tune": ["--trials", "--storage", "--study", "--jobs", "--sampler", "--pruner", "--show"],
     "ablate": ["--jobs", "--only", "--show"],
+    "compare": ["--jobs", "--only", "--show", "--pilot", "--repeats", "--out"],
+    "judge": ["scores", "policies", "--file", "--table", "--out", "--jobs", "--seed"],
+    "serve": ["--port", "--host"],
     "search": ["--resume"],
     "run": ["--resume", "--port"],
     "analogy": ["--data", "--out"],
@@ -160,6 +174,43 @@ def test_an_odd_command_line_is_told_in_one_line(place: Path, arguments: list[st
     assume_harmless = arguments[0] != "analogy" or len(arguments) > 1
     if assume_harmless:
         command(*arguments)
+
+
+NOWHERE = "/proc/nowhere"
+"""A folder that nobody can make."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "GALLERY", "--epochs", "1", "--out", NOWHERE],
+        ["export", "GALLERY", "--out", f"{NOWHERE}/model"],
+        ["ablate", str(ROOT / "configs" / "ablations.yml"), "--out", NOWHERE],
+        ["compare", str(ROOT / "configs" / "compare_digits.yml"), "--out", NOWHERE],
+        ["analogy", "--out", f"{NOWHERE}/paths.png"],
+        ["init", "pydoc", "--out", f"{NOWHERE}/petridish.yml"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(
+    place: Path, whole_gallery: Path, arguments: list[str]
+) -> None:
+    told = command(*(str(whole_gallery) if word == "GALLERY" else word for word in arguments))
+    assert told.code == 2
+    assert NOWHERE in told.errors
+
+
+def test_a_reader_of_the_output_may_end_early(whole_gallery: Path) -> None:
+    shown = f"{sys.executable} -m nni_petridish show {whole_gallery}"
+    ended = subprocess.run(
+        ["bash", "-c", f"{shown} g00003 | true; {shown} | head -1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.stderr == ""
+    assert "model" in ended.stdout
 
 
 def run_on(gallery: Path, folder: Path, name: str) -> None:
@@ -202,6 +253,35 @@ def forge_gallery(data: st.DataObject, gallery: Path) -> None:
         return
     path = gallery / file if (gallery / file).exists() else gallery / "models" / "g00003" / file
     hostile.forge(path, data.draw(broken(json.loads(path.read_text()), JSON_VALUES)))
+
+
+@pytest.mark.parametrize("name", ["models", "quarantine", "work", "final", "pictures"])
+def test_a_link_in_the_place_of_a_folder_of_a_gallery_is_refused(
+    place: Path, whole_gallery: Path, tmp_path: Path, name: str
+) -> None:
+    gallery = hostile.copy_gallery(whole_gallery, tmp_path / "gallery")
+    outside = tmp_path / "outside"
+    if (gallery / name).exists():
+        (gallery / name).rename(outside)
+    outside.mkdir(exist_ok=True)
+    (gallery / name).symlink_to(outside)
+    before = hostile.files_of(outside)
+    for arguments in (["show"], ["export", "--out", str(tmp_path / "x")], ["train"]):
+        told = command(*arguments, str(gallery))
+        assert told.code == 2
+        assert f"{gallery / name} is a link" in told.errors
+    assert hostile.files_of(outside) == before
+
+
+def test_a_link_in_the_place_of_a_model_is_no_model(
+    place: Path, whole_gallery: Path, tmp_path: Path
+) -> None:
+    gallery = hostile.copy_gallery(whole_gallery, tmp_path / "gallery")
+    (gallery / "models" / "g00003").rename(tmp_path / "outside")
+    (gallery / "models" / "g00003").symlink_to(tmp_path / "outside")
+    told = command("export", str(gallery), "g00003", "--out", str(tmp_path / "x"))
+    assert told.code == 2
+    assert "its folder is a link" in told.errors
 
 
 JSON_VALUES = st.one_of(
