@@ -1,4 +1,4 @@
-"""What a long command shows while it works: one live display, or plain lines without a terminal.
+"""The display of a long command: live on a terminal, plain lines without one.
 
 Every command tells a `Display` how far it is. The workers are watched through their reports
 (`running.worker_report`), so that it makes no difference in which process they are.

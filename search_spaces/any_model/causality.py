@@ -21,7 +21,7 @@ from search_spaces.any_model.trace import Layer, Trace, call
 
 
 class Flow(NamedTuple):
-    """Where information flows between tokens: from later to earlier ones, and the other way."""
+    """Flow of information between tokens: from later to earlier ones, and the other way."""
 
     ahead: bool
     back: bool

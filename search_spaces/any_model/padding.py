@@ -21,7 +21,7 @@ _CACHE = "past_key_values"
 
 
 class Padding(NamedTuple):
-    """What is known about the tokens of a forward pass.
+    """Facts about the tokens of a forward pass.
 
     ``mask`` is the argument ``name`` of the network, None if it is not given. ``continued`` is
     whether earlier tokens are in a cache.

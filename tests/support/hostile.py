@@ -48,7 +48,7 @@ ODD_VALUES = st.one_of(
 
 @dataclass(frozen=True)
 class Told:
-    """What a command said, and its exit code."""
+    """Words of a command, and its exit code."""
 
     code: object
     output: str

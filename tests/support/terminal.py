@@ -47,7 +47,7 @@ def run_in_terminal(arguments: list[str], until: str, seconds: float = 60) -> tu
 
 
 class Terminal:
-    """What is shown on a pseudo-terminal; press Ctrl-C when a text appears there."""
+    """A pseudo-terminal; Ctrl-C is pressed when a text appears on it."""
 
     def __init__(self, leader: int, until: str) -> None:
         self._leader, self._until = leader, until

@@ -1,4 +1,4 @@
-"""What must hold for the gallery of a search, whatever has happened to its processes."""
+"""Invariants of the gallery of a search, whatever has happened to its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What linear regressors share: standardized data, the validation of X and y, and prediction."""
+"""Base of the linear regressors: standardized data, the validation of X and y, and prediction."""
 
 from __future__ import annotations
 
