@@ -16,6 +16,9 @@ MODULES = [
     for path in sorted((ROOT / package).rglob("*.py"))
 ]
 OF_OTHERS = {
+    "nni_petridish/core/momentum.py": "parameters of torch",
+    "nni_petridish/nni_adapter/lightning.py": "Lightning",
+    "nni_petridish/tasks/tables/inference.py": "arrays and data frames of users",
     "nni_petridish/running/process.py": "os",
     "nni_petridish/search/records.py": "numbers of numpy and torch",
     "nni_petridish/studies/tuning/plots.py": "axes of matplotlib",

@@ -29,7 +29,7 @@ _PER_GROUP = (
     "lr_lambdas",
     "_last_lr",
 )
-"""What schedulers of torch hold for each group: lists, in the order of the groups."""
+"""Attributes of torch's schedulers with a value for each group, in the order of the groups."""
 
 
 def add_twins(optimizer: Optimizer, schedulers: Sequence[LRScheduler] = ()) -> None:

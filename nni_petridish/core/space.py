@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,4 +42,19 @@ class Space(Protocol):
 
     def example(self, net: nn.Module) -> tuple[Tensor, ...]:
         """Return inputs of a network for one example, for measurements of latency."""
+        ...
+
+
+@runtime_checkable
+class Widening(Protocol):
+    """A space whose architectures can become wider."""
+
+    def widened(self, genotype: Genotype, factor: float) -> Genotype:
+        """Return the architecture with so many times the channels, and at least one more."""
+        ...
+
+    def place_channels(
+        self, name: str, module: nn.Module, inputs: bool, old: int, new: int
+    ) -> Tensor:
+        """Return the place of every old channel in a module of a wider network."""
         ...

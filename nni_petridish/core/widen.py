@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.momentum import carried, start_with
 from nni_petridish.errors import GrowthError
 
@@ -45,21 +44,6 @@ class Places(NamedTuple):
 Placing = Callable[[str, nn.Module, bool, int, int], Tensor]
 """A function of a module of the wide network and its name, whether its inputs are asked for, and
 the old and new numbers of channels; it returns the place of every old channel."""
-
-
-@runtime_checkable
-class Widening(Protocol):
-    """A space whose architectures can become wider."""
-
-    def widened(self, genotype: Genotype, factor: float) -> Genotype:
-        """Return the architecture with so many times the channels, and at least one more."""
-        ...
-
-    def place_channels(
-        self, name: str, module: nn.Module, inputs: bool, old: int, new: int
-    ) -> Tensor:
-        """Return the place of every old channel in a module of a widened network; see `Placing`."""
-        ...
 
 
 def first_channels(old: int, new: int) -> Tensor:

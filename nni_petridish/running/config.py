@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from nni_petridish._support.reading import MAX_YAML_BYTES, parse_yaml, read_json, read_regular
+from nni_petridish.core.space import Widening
 from nni_petridish.errors import ConfigError, GalleryError, PetridishError
 from nni_petridish.gallery.files import seal, to_json, unseal, write_file
 from nni_petridish.gallery.gallery import Gallery
@@ -116,7 +117,7 @@ class SearchConfig:
         recipe = kind.read_recipe(arguments.get("recipe", {}), data)
         if plan.anneal and not can_hold(type(recipe)):
             raise ConfigError(f"{ARGUMENTS}.anneal must be 0 in the space {space['space']}.")
-        if plan.grow != SHORTCUTS and not hasattr(kind.SPACE, "place_channels"):
+        if plan.grow != SHORTCUTS and not issubclass(kind.SPACE, Widening):
             raise ConfigError(f"{ARGUMENTS}.grow must be shortcuts in the space {space['space']}.")
         gallery = resolve(arguments["gallery"], base)
         machines = _count_machines(experiment.get("trainingService"))

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Unpack
 from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Genotype
-from nni_petridish.core.widen import Widening, find_places, widen_into
+from nni_petridish.core.space import Widening
+from nni_petridish.core.widen import find_places, widen_into
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import Measure
 from nni_petridish.tasks.loop import History, LoopOptions, loop_options
