@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.errors import PetridishError
+from nni_petridish.gallery.gallery import OWN_FOLDERS
 from search_spaces import VisionSpace
 from tests.support import hostile
 from tests.support.chaos import ROOT
@@ -255,7 +256,7 @@ def forge_gallery(data: st.DataObject, gallery: Path) -> None:
     hostile.forge(path, data.draw(broken(json.loads(path.read_text()), JSON_VALUES)))
 
 
-@pytest.mark.parametrize("name", ["models", "quarantine", "work", "final", "pictures"])
+@pytest.mark.parametrize("name", OWN_FOLDERS)
 def test_a_link_in_the_place_of_a_folder_of_a_gallery_is_refused(
     place: Path, whole_gallery: Path, tmp_path: Path, name: str
 ) -> None:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _log = logging.getLogger(__name__)
-OWN_FOLDERS = ("models", "quarantine", "work", "final", "pictures")
+OWN_FOLDERS = ("models", "quarantine", "work", "trunks", "final", "pictures")
 """The folders of a gallery; none of them may be a link."""
 
 

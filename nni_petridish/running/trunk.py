@@ -9,6 +9,7 @@ What a model is evaluated with, and used for, are the weights after the decay.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from nni_petridish.gallery.files import make_folder, write_file
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.tasks.checkpoint import FILE, load_checkpoint
 from nni_petridish.tasks.task import Callbacks, Record
+
+_log = logging.getLogger(__name__)
 
 TRUNKS = "trunks"
 _MODEL, _MOMENTUM = "model.", "momentum."
@@ -69,12 +72,12 @@ def load_trunk(gallery: Gallery, id: str, net: nn.Module) -> bool:
 
     The optimizer that is made next starts with the momenta of the trunk.
     """
-    found = load_checkpoint(gallery.folder / TRUNKS / id)
-    if found is None:
-        return False
-    state = _part(found[0], _MODEL)
-    own = net.state_dict()
-    if any(name not in own or own[name].shape != tensor.shape for name, tensor in state.items()):
+    folder = gallery.folder / TRUNKS / id
+    found = load_checkpoint(folder)
+    state, own = _part(found[0] if found else {}, _MODEL), net.state_dict()
+    fits = all(name in own and own[name].shape == tensor.shape for name, tensor in state.items())
+    if found is None or not fits:
+        _log.warning("%s has no sound trunk in %s: it grows from its decayed weights.", id, folder)
         return False
     net.load_state_dict(state, strict=False)  # a tensor of several names is stored once
     start_with(net, _part(found[0], _MOMENTUM))
