@@ -76,7 +76,8 @@ def _phase(name: str, records: list[dict[str, Any]]) -> str:
 
 
 def _cells(genotype: Genotype) -> list[str]:
-    lines = []
+    wider = f"width: {genotype.width:g} times the filters of the space"
+    lines = [] if genotype.width == 1 else [wider]
     for key, learners in genotype.learners_by_key().items():
         lines.append(f"cell {key}:" + ("" if learners else " as in the seed"))
         for number, learner in enumerate(learners):
