@@ -143,7 +143,8 @@ def test_a_search_that_is_stopped_ends_with_the_same_models(flowers: Path) -> No
     whole = task.build(task.seed())
     state = {name: value.clone() for name, value in whole.state_dict().items()}
     checkpoint = flowers.parent / "checkpoint"
-    task.train(whole, Phase("seed", epochs=4))
+    records = task.train(whole, Phase("seed", epochs=4))
+    assert all("validation_error" in record for record in records)  # NNI is told after each epoch
     stopped = task.build(task.seed())
     stopped.load_state_dict(state)
     asked = iter([False] * 15)

@@ -84,13 +84,16 @@ def fit(
     seed: int,
     validation: Examples | None = None,
     epoch_steps: int | None = None,
+    every_epoch: bool = False,
     **options: Unpack[LoopOptions],
 ) -> History:
     """Train a network in place; see `nni_petridish.tasks.loop.LoopOptions`.
 
     ``epoch_steps`` is the largest number of steps of an epoch, which has other examples each time.
+    The network is measured on the validation examples after the last epoch, or ``every_epoch``.
     """
     trainer = _ArrayTrainer(net, train, recipe, seed, validation, epoch_steps)
+    trainer.every_epoch = every_epoch
     return run(trainer, recipe.epochs, seed, **options)
 
 
@@ -114,6 +117,7 @@ class _ArrayTrainer:
 
     world = World()
     device = torch.device("cpu")
+    every_epoch = False
 
     def __init__(
         self,
@@ -169,8 +173,9 @@ class _ArrayTrainer:
         return {"loss": sums / self.steps, "lr": lr}
 
     def validate(self, before: list[Record]) -> Record:
-        """Measure on the validation examples after the last epoch, the only one that counts."""
-        if self.validation is None or len(before) + 1 < self.recipe.epochs:
+        """Measure on the validation examples; by default after the last epoch, which counts."""
+        is_last = len(before) + 1 >= self.recipe.epochs
+        if self.validation is None or not (is_last or self.every_epoch):
             return {}
         measured = evaluate(self.net, self.validation)
         return {f"validation_{name}": value for name, value in measured.items()}

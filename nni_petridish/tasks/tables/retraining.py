@@ -12,7 +12,9 @@ from nni_petridish.core.complexity import count_multiply_adds, count_parameters
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery.saved_model import SavedModel
 from nni_petridish.registry import ERROR, Measure
+from nni_petridish.tasks.arrays.training import fit
 from nni_petridish.tasks.distributed import World
+from nni_petridish.tasks.loop import loop_options
 from nni_petridish.tasks.recipes import changed_recipe
 from nni_petridish.tasks.retraining import Retraining
 from nni_petridish.tasks.tables.kind import (
@@ -77,8 +79,10 @@ class TableRetraining(Retraining[Rows, VectorNetwork]):
     def train(
         self, net: VectorNetwork, data: Rows, phase: Phase, callbacks: Callbacks
     ) -> list[Record]:
-        """Train by the recipe."""
-        return make_task(self.space, data, self.recipe).train(net, phase, callbacks)
+        """Train by the recipe, without validation."""
+        options = loop_options(phase, callbacks)
+        history = fit(net, data.training, self.recipe, seed=phase.random_seed, **options)
+        return list(history.records)
 
     def test(self, net: VectorNetwork, data: Rows) -> Record:
         """Measure on the test rows."""

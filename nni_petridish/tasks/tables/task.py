@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import nn
 
 from nni_petridish.tasks.arrays.task import ArrayTask
-from nni_petridish.tasks.arrays.training import Examples
+from nni_petridish.tasks.arrays.training import ArrayRecipe, Examples, fit
+from nni_petridish.tasks.loop import History, LoopOptions
 from nni_petridish.tasks.space_task import SpaceTask
 from nni_petridish.tasks.tables.kind import TableRecipe
 from nni_petridish.tasks.tables.splits import split_sizes
@@ -50,6 +51,12 @@ class TableTask(ArrayTask):
     ) -> list[Record]:
         """Train by the recipe; a training that is stopped goes on from its checkpoint."""
         return SpaceTask.train(self, net, phase, callbacks)
+
+    def _fit(
+        self, net: nn.Module, recipe: ArrayRecipe, seed: int, **options: Unpack[LoopOptions]
+    ) -> History:
+        known = {"seed": seed, "validation": self.validation, "every_epoch": True}
+        return fit(net, self.training, recipe, **known, **options)  # type: ignore[arg-type]
 
 
 def make_task(space: VectorSpace, rows: Rows, recipe: TableRecipe) -> TableTask:
