@@ -45,7 +45,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Fit:
-    """What one method did with one split."""
+    """The result of one method on one split."""
 
     set: str
     seed: int
@@ -180,7 +180,7 @@ def fit_boosting(part: Split, seed: int) -> tuple[float, None]:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the grown network took; before it, its own limits."""
+    """The cost of the grown network; before it is there, its own limits."""
 
     max_models: int
     multiply_adds: int

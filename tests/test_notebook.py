@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples").glob("*.ipynb"))
 SHOWN = {"digits.ipynb": "<iframe", "estimator.ipynb": '<img alt="error versus multiply-adds"'}
-"""What each notebook shows: a report, or the hull of an estimator."""
+"""Part of the page that each notebook shows: a report, or the hull of an estimator."""
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

@@ -20,9 +20,9 @@ from nni_petridish.errors import GrowthError
 
 _STATE = "GrowingCallback"
 _AVERAGING: tuple[type, ...] = tuple(
-    getattr(pytorch_lightning.callbacks, name)
+    vars(pytorch_lightning.callbacks)[name]
     for name in ("StochasticWeightAveraging", "WeightAveraging")  # the second from 2.6 on
-    if hasattr(pytorch_lightning.callbacks, name)
+    if name in vars(pytorch_lightning.callbacks)
 )
 
 
