@@ -36,7 +36,7 @@ from nni_petridish.tasks.task import NO_CALLBACKS, RETRAINING, Callbacks, Phase,
 _log = logging.getLogger(__name__)
 
 RESULT_FILE, MODEL_FILE, SETTINGS_FILE = "result.json", "model.safetensors", "settings.json"
-_MODEL_SUM = "model_sha256"
+_MODEL_SUM, _SETTINGS_SUM = "model_sha256", "settings_sha256"
 Result = dict[str, Any]
 
 
@@ -74,7 +74,7 @@ def run_repetitions(
         for repetition in range(repetitions):
             home = folder / f"run-{repetition}"
             refuse_link(home)
-            result = world.on_main(partial(_read_result, home, training.measure))
+            result = world.on_main(partial(_read_result, home, training, repetition))
             if result is None:
                 data = training.load() if data is None else data
                 result = _repeat(training, home, repetition, data, world, callbacks)
@@ -139,7 +139,8 @@ def _finish(
     }
     space, weights = training.described_space(), training.weights(net)
     write_model(SavedModel(space, training.genotype, weights, facts), home / MODEL_FILE)
-    result |= {"history": history, _MODEL_SUM: _file_sum(home / MODEL_FILE)}
+    result |= {"history": history, _SETTINGS_SUM: _settings_sum(training)}
+    result[_MODEL_SUM] = _file_sum(home / MODEL_FILE)
     write_file(home / RESULT_FILE, seal(result))  # last: it says that all is there
     shutil.rmtree(home / "checkpoint", ignore_errors=True)
     return result
@@ -191,16 +192,20 @@ def _shown(number: float, measure: Measure) -> str:
     return f"{number:.4f}" if measure.is_share else f"{number:.2f}"
 
 
-def _read_result(home: Path, measure: Measure) -> Result | None:
+def _read_result(home: Path, training: Retraining[Any, Any], repetition: int) -> Result | None:
     """Return the result of a finished repetition; a warning tells if its model is damaged."""
     path = home / RESULT_FILE
     found = _read_json(path)
     if found is None:
         return None
     result = unseal(found, path)
-    number = result.get(f"test_{measure.name}")
-    if not isinstance(number, float | int) or not isinstance(result.get("repetition"), int):
-        raise GalleryError(f"{path} is damaged: it has no test {measure.name}.")
+    name, own = f"test_{training.measure.name}", (repetition, training.seed + repetition)
+    if not isinstance(result.get(name), float | int):
+        raise GalleryError(f"{path} is damaged: it has no {name}.")
+    if (result.get("repetition"), result.get("seed")) != own:
+        raise GalleryError(f"{path} is of another training: its seed and repetition differ.")
+    if result.get(_SETTINGS_SUM) not in (None, _settings_sum(training)):
+        raise GalleryError(f"{path} is of another training: its settings differ.")
     try:
         is_whole = result.get(_MODEL_SUM) in (None, _file_sum(home / MODEL_FILE))
     except OSError:
@@ -210,6 +215,10 @@ def _read_result(home: Path, measure: Measure) -> Result | None:
             "%s is missing or damaged: remove %s to train it again.", home / MODEL_FILE, home
         )
     return result
+
+
+def _settings_sum(training: Retraining[Any, Any]) -> str:
+    return hashlib.sha256(to_json(training.identity())).hexdigest()
 
 
 def _file_sum(path: Path) -> str:
