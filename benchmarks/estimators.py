@@ -251,7 +251,9 @@ def table(fits: Fits) -> str:
 
     def difference(name: str, method: str) -> str:
         paired = 100 * (values(name, method, "error") - values(name, GROWN, "error"))
-        half = stats.t.ppf(0.975, len(paired) - 1) * stats.sem(paired) if len(paired) > 1 else 0.0
+        if len(paired) < 2:
+            return f"{paired.mean():+.2f}"
+        half = stats.t.ppf(0.975, len(paired) - 1) * stats.sem(paired)
         return f"{paired.mean():+.2f} ± {half:.2f}"
 
     def cost(name: str, method: str) -> str:
