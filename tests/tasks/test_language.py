@@ -90,18 +90,18 @@ def test_training_learns_and_reports() -> None:
     net = network()
     before = evaluate_language(net, text(150, 1), RECIPE)
     seen: list[dict[str, float]] = []
-    recipe = replace(RECIPE, epochs=8, lr=20.0, dropout_cell_inputs=0.1, dropout_outputs=0.1)
+    recipe = replace(RECIPE, epochs=8, lr=5.0, dropout_cell_inputs=0.1, dropout_outputs=0.1)
     history = fit_language(
         net,
         text(2000),
         recipe,
-        seed=2,
+        seed=1,
         validation=text(150, 1),
         on_epoch=seen.append,
         progress=False,
     )
     after = evaluate_language(net, text(150, 1), RECIPE)
-    assert after.perplexity < 0.8 * before.perplexity
+    assert after.perplexity < 0.5 * before.perplexity
     assert before.perplexity == pytest.approx(WORDS, rel=0.05)
     assert list(history.records) == seen
     assert [record["epoch"] for record in seen] == list(range(1, 9))
