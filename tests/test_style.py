@@ -17,7 +17,6 @@ MODULES = [
 ]
 OF_OTHERS = {
     "nni_petridish/core/momentum.py": "parameters of torch",
-    "nni_petridish/nni_adapter/lightning.py": "Lightning",
     "nni_petridish/tasks/tables/inference.py": "arrays and data frames of users",
     "nni_petridish/running/process.py": "os",
     "nni_petridish/search/records.py": "numbers of numpy and torch",

@@ -48,8 +48,8 @@ def pooled(scores: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
 
     Examples
     --------
-    >>> pooled([1.0, 4.0, 9.0], ["a", "a", "b"])
-    [2.0, 2.0, 9.0]
+    >>> pooled([1.0, 4.0, 1.0], ["a", "a", "b"])
+    [2.0, 2.0, 1.0]
     """
     logarithms: dict[Hashable, list[float]] = {}
     for score, group in zip(scores, groups, strict=True):

@@ -135,12 +135,12 @@ def test_what_the_space_cannot_express_is_told(text: str, problem: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_petridishnn_cannot_express_is_told() -> None:
+def test_what_petridishnn_cannot_express_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KNOWN_OPS, "makers", dict(KNOWN_OPS.makers))  # the op is for this test only
     macro = VisionGenotype.seed("macro", 5)
     with pytest.raises(GenotypeError, match="mode: petridishnn's form has two cells"):
         macro.to_net_info()
-    if "net_info_test_op" not in KNOWN_OPS:
-        register_op("net_info_test_op")(lambda *args: make_op("identity", *args))
+    register_op("net_info_test_op")(lambda *args: make_op("identity", *args))
     own = VisionGenotype("cell", {"normal": [[("prev", "net_info_test_op")]], "reduce": []})
     with pytest.raises(GenotypeError, match=r"cells.normal\[0\]: petridishnn has no number"):
         own.to_net_info()
