@@ -502,6 +502,7 @@ def test_candidates_that_the_kernels_do_not_know_are_left_to_torch() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
+@pytest.mark.timeout(1200)  # the lowest level computes for minutes
 @pytest.mark.parametrize(
     "level",
     [
