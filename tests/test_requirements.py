@@ -1,4 +1,4 @@
-"""What is missing on a machine is said in one line."""
+"""One line for each thing that a machine lacks."""
 
 from __future__ import annotations
 

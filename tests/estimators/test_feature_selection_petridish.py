@@ -1,4 +1,4 @@
-"""Where Petridish stands among LARS, OMP, matching pursuit and boosting, on the linear network."""
+"""The place of Petridish among LARS, OMP, matching pursuit and boosting, on the linear network."""
 
 from __future__ import annotations
 

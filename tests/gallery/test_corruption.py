@@ -56,7 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(whole: Path) -> dict[str, Told]:
-    """What is said of the gallery before it is damaged."""
+    """The answers about the gallery before it is damaged."""
     told = all_that_is_told(whole / "gallery")
     assert all(code == 0 and not err for code, _, err in told.values()), told
     return told

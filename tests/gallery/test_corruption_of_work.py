@@ -128,7 +128,7 @@ def results(kind: str, folder: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def expected(stopped: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What is said and found where nothing is damaged."""
+    """The answers and files where nothing is damaged."""
     found = {}
     for kind, folder in stopped.items():
         home = tmp_path_factory.mktemp("expected") / kind

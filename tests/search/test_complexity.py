@@ -1,4 +1,4 @@
-"""What the hull goes by, and the limits of size."""
+"""The complexity that the hull goes by, and the limits of size."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Found = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each process found, by case."""
+    """The findings of each process, by case."""
     folder = tmp_path_factory.mktemp("group")
     torch.multiprocessing.spawn(work, (str(folder),), nprocs=PROCESSES)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(PROCESSES)]
