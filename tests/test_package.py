@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,15 +47,6 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = nni_petridish.nothing  # type: ignore[attr-defined]
 
 
-def loaded(code: str) -> list[str]:
-    """Return which of the heavy packages some code imports."""
-    script = f"{code}\nimport sys; print(*[m for m in {HEAVY!r} if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    return done.stdout.split()
-
-
 HEAVY = (
     "torch",
     "nni",
@@ -65,6 +57,25 @@ HEAVY = (
     "jinja2",
     "pydantic",
 )
+
+
+def test_a_command_imports_its_own_room_only() -> None:
+    code = "from nni_petridish.__main__ import _parser; _parser({called})"
+    assert loaded(code.format(called="[]"), COMMAND_ROOMS) == []
+    assert loaded(code.format(called="['tune']"), COMMAND_ROOMS) == ["nni_petridish.studies"]
+    assert loaded(code.format(called=""), COMMAND_ROOMS) == list(COMMAND_ROOMS)
+
+
+COMMAND_ROOMS = ("nni_petridish.nni_adapter", "nni_petridish.results", "nni_petridish.studies")
+
+
+def loaded(code: str, modules: Sequence[str] = HEAVY) -> list[str]:
+    """Return which of the modules, the heavy packages by default, some code imports."""
+    script = f"{code}\nimport sys; print(*[m for m in {modules!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
 
 
 def test_imports_are_as_light_as_promised() -> None:

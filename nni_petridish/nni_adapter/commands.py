@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nni_petridish.errors import needing
 from nni_petridish.registry import measure_of
 from nni_petridish.running.commands import (
     Finish,
     ReadConfig,
-    add_searching_parser,
+    add_searching_options,
     config_to_search,
     open_search_display,
     tell_stopped,
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from nni_petridish.nni_adapter.nnictl import Experiment
 
 
-def add_run_command(subparsers: Any, read_config: ReadConfig, finish: Finish) -> None:
-    """Add the command; the parameters are those of `add_search_command`."""
-    run = add_searching_parser(
-        subparsers, "run", "run a search through nnictl: several workers, NNI's web UI"
-    )
-    run.add_argument("--port", type=int, help="port of NNI's web UI (default: a free one)")
-    run.set_defaults(command=lambda options: _run(options, read_config, finish))
+def add_run_options(
+    parser: argparse.ArgumentParser, read_config: ReadConfig, finish: Finish
+) -> None:
+    """Add the options of ``run``; the parameters are those of `add_search_options`."""
+    add_searching_options(parser)
+    parser.add_argument("--port", type=int, help="port of NNI's web UI (default: a free one)")
+    parser.set_defaults(command=lambda options: _run(options, read_config, finish))
 
 
 def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import Measure, measure_of
@@ -17,44 +17,43 @@ if TYPE_CHECKING:
     from nni_petridish.search.search import Search
 
 
-def add_check_command(subparsers: Any, read_config: ReadConfig) -> None:
-    """Add ``check``.
+def add_check_options(parser: argparse.ArgumentParser, read_config: ReadConfig) -> None:
+    """Add the options of ``check``.
 
     Parameters
     ----------
-    subparsers
-        The result of ``ArgumentParser.add_subparsers``.
+    parser
+        The parser of the command.
     read_config
         Reads a configuration file with all of its sections.
     """
-    check = subparsers.add_parser(
-        "check", help="check a configuration, and estimate time and memory of a growth"
-    )
-    how = check.add_mutually_exclusive_group()
+    how = parser.add_mutually_exclusive_group()
     how.add_argument("--quick", action="store_true", help="without time and memory")
     how.add_argument(
         "--estimate",
         action="store_true",
         help="measure time and memory anew instead of recalling what was measured here",
     )
-    add_config(check)
-    check.set_defaults(command=lambda options: _check(options, read_config))
+    add_config(parser)
+    parser.set_defaults(command=lambda options: _check(options, read_config))
 
 
-def add_model_commands(subparsers: Any) -> None:
-    """Add ``show`` and ``export`` to the result of ``add_subparsers``."""
-    show = subparsers.add_parser("show", help="show the models of a search")
-    show.set_defaults(command=_show)
-    export = subparsers.add_parser("export", help="write a model to a file of its own")
-    export.set_defaults(command=_export)
-    for command in (show, export):
-        help = "a gallery's folder, or a file with one model"
-        command.add_argument("gallery", type=Path, metavar="GALLERY", help=help)
-        add_selection(command)
-    _add_export_options(export)
+def add_show_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``show``."""
+    _add_model(parser)
+    parser.set_defaults(command=_show)
 
 
-def _add_export_options(parser: argparse.ArgumentParser) -> None:
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    help = "a gallery's folder, or a file with one model"
+    parser.add_argument("gallery", type=Path, metavar="GALLERY", help=help)
+    add_selection(parser)
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``export``."""
+    _add_model(parser)
+    parser.set_defaults(command=_export)
     parser.add_argument(
         "--format",
         choices=("state_dict", "onnx", "torch_export"),

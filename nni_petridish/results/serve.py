@@ -6,28 +6,21 @@ import argparse
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 DEFAULT_PORT = 8642
 
 
-def add_serve_command(subparsers: Any) -> None:
-    """Add ``serve`` to the result of ``add_subparsers``."""
-    serve = subparsers.add_parser(
-        "serve",
-        help="show the report of a gallery in a browser, refreshed while a search runs",
-        description="Show the report of a gallery in a browser of this machine. The page refreshes"
-        " itself while a search runs. Nothing is written. Ctrl-C ends the server.",
-    )
-    serve.add_argument("gallery", type=Path, metavar="GALLERY", help="a gallery's folder")
-    serve.add_argument(
+def add_serve_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``serve``."""
+    parser.add_argument("gallery", type=Path, metavar="GALLERY", help="a gallery's folder")
+    parser.add_argument(
         "--port",
         type=int,
         default=DEFAULT_PORT,
         metavar="N",
         help=f"port on 127.0.0.1; 0 picks a free one (default: {DEFAULT_PORT})",
     )
-    serve.set_defaults(command=_serve)
+    parser.set_defaults(command=_serve)
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nni_petridish.errors import PetridishError, StorageError
 from nni_petridish.registry import measure_of
@@ -30,33 +30,24 @@ Finish = Callable[["Search", Path], int]
 """Prints the outcome of a search in a gallery and returns the exit code."""
 
 
-def add_search_command(subparsers: Any, read_config: ReadConfig, finish: Finish) -> None:
-    """Add the command to the result of ``ArgumentParser.add_subparsers``.
+def add_search_options(
+    parser: argparse.ArgumentParser, read_config: ReadConfig, finish: Finish
+) -> None:
+    """Add the options of ``search``.
 
     Parameters
     ----------
-    subparsers
-        The result of ``ArgumentParser.add_subparsers``.
+    parser
+        The parser of the command.
     read_config, finish
         The first and the last step of the command, from rooms above this one.
     """
-    search = add_searching_parser(
-        subparsers, "search", "run the same search in this process, one growth after the other"
-    )
-    search.set_defaults(command=lambda options: _search(options, read_config, finish))
+    add_searching_options(parser)
+    parser.set_defaults(command=lambda options: _search(options, read_config, finish))
 
 
-def add_searching_parser(subparsers: Any, name: str, help: str) -> argparse.ArgumentParser:
-    """Add the parser of a command that runs the search of a configuration.
-
-    Parameters
-    ----------
-    subparsers
-        The result of ``ArgumentParser.add_subparsers``.
-    name, help
-        The name of the command and its line in the list of commands.
-    """
-    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=help)
+def add_searching_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that runs the search of a configuration."""
     add_config(parser)
     add_display_options(parser)
     parser.add_argument(
@@ -67,7 +58,6 @@ def add_searching_parser(subparsers: Any, name: str, help: str) -> argparse.Argu
         action="store_true",
         help="the same, and try the growths again that were given up",
     )
-    return parser
 
 
 def config_to_search(

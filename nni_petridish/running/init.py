@@ -21,20 +21,17 @@ _COLUMN = 34
 _WIDEST = 120
 
 
-def add_init_command(subparsers: Any, read_config: ReadConfig) -> None:
-    """Add ``init``.
+def add_init_options(parser: argparse.ArgumentParser, read_config: ReadConfig) -> None:
+    """Add the options of ``init``.
 
     Parameters
     ----------
-    subparsers
-        The result of ``ArgumentParser.add_subparsers``.
+    parser
+        The parser of the command.
     read_config
         Checks the file that was written.
     """
-    init = subparsers.add_parser(
-        "init", help="look at your data and write a configuration that fits them"
-    )
-    init.add_argument(
+    parser.add_argument(
         "source",
         nargs="?",
         default=".",
@@ -42,11 +39,11 @@ def add_init_command(subparsers: Any, read_config: ReadConfig) -> None:
         help="a folder of images (train/CLASS/*, val/CLASS/*) or texts (train.txt, valid.txt,"
         " test.txt), an .npz or .csv file, or a name such as cifar10 (default: this folder)",
     )
-    init.add_argument("--root", metavar="FOLDER", help="of a data set that is named")
-    init.add_argument(
+    parser.add_argument("--root", metavar="FOLDER", help="of a data set that is named")
+    parser.add_argument(
         "--out", type=Path, default=Path("petridish.yml"), metavar="FILE", help="the file to write"
     )
-    init.set_defaults(command=lambda options: _init(options, read_config))
+    parser.set_defaults(command=lambda options: _init(options, read_config))
 
 
 def _init(options: argparse.Namespace, read_config: ReadConfig) -> int:

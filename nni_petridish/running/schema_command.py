@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 FILE = Path(__file__).with_name("petridish.schema.json")
 
 
-def add_schema_command(subparsers: Any) -> None:
-    """Add ``schema`` to the commands."""
-    schema = subparsers.add_parser(
-        "schema", help="print the JSON schema of configuration files, for editors"
-    )
-    schema.set_defaults(command=_schema)
+def add_schema_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``schema``, which has none."""
+    parser.set_defaults(command=_schema)
 
 
 def _schema(options: argparse.Namespace) -> int:

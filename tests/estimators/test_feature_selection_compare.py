@@ -30,7 +30,7 @@ from nni_petridish.estimators.feature_selection._data import (
     synthetic,
 )
 from nni_petridish.estimators.feature_selection._methods import METHODS, Method, order_of_entry
-from nni_petridish.estimators.feature_selection.cli import add_analogy_command
+from nni_petridish.estimators.feature_selection.cli import add_analogy_options
 
 FAST = {name: METHODS[name] for name in ("LARS", "FSLR -> 0", "OMP")}
 
@@ -240,8 +240,8 @@ def test_unknown_data_is_refused(tmp_path) -> None:
 
 def run(*arguments):
     parser = argparse.ArgumentParser()
-    add_analogy_command(parser.add_subparsers())
-    args = parser.parse_args(["analogy", *arguments])
+    add_analogy_options(parser)
+    args = parser.parse_args(arguments)
     return args.command(args)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nni_petridish.__main__ import EXAMPLES, FIRST_STEPS, _parser, main
+from nni_petridish.__main__ import COMMANDS, FIRST_STEPS, _parser, main
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.schema_command import FILE
 
@@ -132,9 +132,9 @@ def test_every_command_has_examples_that_parse() -> None:
     parser = _parser()
     (commands,) = (a for a in parser._actions if a.dest == "==SUPPRESS==")
     assert commands.choices is not None
-    assert set(commands.choices) <= set(EXAMPLES)
+    assert set(commands.choices) == set(COMMANDS)
     for name in commands.choices:
-        for example in EXAMPLES[name]:
+        for example in COMMANDS[name].examples:
             if name == "completion":
                 continue
             program, *arguments = shlex.split(example.partition(" >")[0])
@@ -146,7 +146,7 @@ def test_every_command_has_examples_that_parse() -> None:
 def test_a_user_without_a_command_is_shown_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     said = capsys.readouterr().err
-    assert all(f"    {name} " in said for name in EXAMPLES if len(name) < 8)
+    assert all(f"    {name} " in said for name in COMMANDS if len(name) < 8)
     for step in FIRST_STEPS:
         assert step in said
         program, *arguments = shlex.split(step.partition("#")[0])

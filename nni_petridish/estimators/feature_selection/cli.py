@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nni_petridish.errors import ConfigError
 
@@ -16,14 +16,8 @@ if TYPE_CHECKING:
 SHOWN = 10  # entries of an order that fit on a line
 
 
-def add_analogy_command(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the command to the result of ``ArgumentParser.add_subparsers``."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "analogy",
-        help="compare Petridish with FSLR, LARS and others on feature selection",
-        description="Run Petridish on linear regression beside the methods it generalizes: order "
-        "of entry, agreement with LARS, distance of the coefficient paths, error and time.",
-    )
+def add_analogy_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``analogy``."""
     parser.add_argument(
         "--data",
         default="diabetes",
@@ -61,7 +55,6 @@ def add_analogy_command(subparsers: Any) -> argparse.ArgumentParser:
         help="draws of each synthetic design for the recovery rate (default: 20)",
     )
     parser.set_defaults(command=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,16 +28,13 @@ if TYPE_CHECKING:
     from nni_petridish.tasks.retraining import Retraining
 
 
-def add_train_command(subparsers: Any) -> None:
-    """Add ``train`` to the result of ``add_subparsers``."""
-    train = subparsers.add_parser(
-        "train", help="train a model from scratch on all training data, as large as you like"
-    )
-    train.set_defaults(command=_train)
-    train.add_argument("gallery", type=Path, metavar="GALLERY", help="a gallery's folder")
-    add_selection(train)
-    _add_options(train)
-    add_display_options(train)
+def add_train_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``train``."""
+    parser.set_defaults(command=_train)
+    parser.add_argument("gallery", type=Path, metavar="GALLERY", help="a gallery's folder")
+    add_selection(parser)
+    _add_options(parser)
+    add_display_options(parser)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

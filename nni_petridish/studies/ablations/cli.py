@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nni_petridish.studies.stopped import tell_study_stopped
 from nni_petridish.studies.study_command import (
@@ -23,17 +23,14 @@ if TYPE_CHECKING:
 TABLES_FILE, RUNS_FILE, PICTURE_FILE = "ablations.md", "ablations.csv", "ablations.svg"
 
 
-def add_ablate_command(subparsers: Any) -> None:
-    """Add ``ablate`` to the commands."""
-    ablate = subparsers.add_parser(
-        "ablate", help="run ablations and print them as tables beside the paper's"
-    )
-    ablate.add_argument("config", type=Path, metavar="CONFIG", help="such as configs/ablations.yml")
-    ablate.add_argument("--only", metavar="TABLES", help="some of the tables, such as i_max,l1")
-    ablate.add_argument("--repeats", type=int, metavar="N", help="searches of each variant")
-    ablate.add_argument("--out", metavar="FOLDER", help="for the galleries and the tables")
-    add_study_options(ablate)
-    ablate.set_defaults(command=_ablate)
+def add_ablate_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``ablate``."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="such as configs/ablations.yml")
+    parser.add_argument("--only", metavar="TABLES", help="some of the tables, such as i_max,l1")
+    parser.add_argument("--repeats", type=int, metavar="N", help="searches of each variant")
+    parser.add_argument("--out", metavar="FOLDER", help="for the galleries and the tables")
+    add_study_options(parser)
+    parser.set_defaults(command=_ablate)
 
 
 def _ablate(options: argparse.Namespace) -> int:

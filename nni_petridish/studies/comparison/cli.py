@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nni_petridish.studies.stopped import tell_study_stopped
 from nni_petridish.studies.study_command import (
@@ -23,22 +23,19 @@ if TYPE_CHECKING:
 TABLES_FILE, RUNS_FILE, PICTURE_FILE = "compare.md", "compare.csv", "compare.svg"
 
 
-def add_compare_command(subparsers: Any) -> None:
-    """Add ``compare`` to the commands."""
-    compare = subparsers.add_parser(
-        "compare", help="compare Petridish with other methods at equal compute, over random seeds"
-    )
-    compare.add_argument(
+def add_compare_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``compare``."""
+    parser.add_argument(
         "config", type=Path, metavar="CONFIG", help="such as configs/compare_digits.yml"
     )
-    compare.add_argument("--only", metavar="METHODS", help="some methods, such as random,tpe")
-    compare.add_argument("--repeats", type=int, metavar="N", help="random seeds of each method")
-    compare.add_argument(
+    parser.add_argument("--only", metavar="METHODS", help="some methods, such as random,tpe")
+    parser.add_argument("--repeats", type=int, metavar="N", help="random seeds of each method")
+    parser.add_argument(
         "--pilot", action="store_true", help="with the pilot's random seeds, which do not count"
     )
-    compare.add_argument("--out", metavar="FOLDER", help="for the runs and the tables")
-    add_study_options(compare)
-    compare.set_defaults(command=_compare)
+    parser.add_argument("--out", metavar="FOLDER", help="for the runs and the tables")
+    add_study_options(parser)
+    parser.set_defaults(command=_compare)
 
 
 def _compare(options: argparse.Namespace) -> int:

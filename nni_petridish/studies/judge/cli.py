@@ -27,12 +27,9 @@ if TYPE_CHECKING:
 TABLES = ("nas-bench-macro", "nas-bench-201")
 
 
-def add_judge_command(subparsers: Any) -> None:
-    """Add ``judge`` to the commands."""
-    judge = subparsers.add_parser(
-        "judge", help="judge scores and search policies by tables of trained architectures"
-    )
-    parts = judge.add_subparsers(required=True, metavar="WHAT")
+def add_judge_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``judge``."""
+    parts = parser.add_subparsers(required=True, metavar="WHAT")
     _add_scores(parts)
     _add_policies(parts)
 

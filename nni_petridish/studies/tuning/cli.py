@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nni_petridish.running.display import add_display_options, open_display
 from nni_petridish.running.process import StopOnInterrupt, set_threads
@@ -21,27 +21,24 @@ if TYPE_CHECKING:
 RESULTS_FILE = "results.md"
 
 
-def add_tune_command(subparsers: Any) -> None:
-    """Add ``tune`` to the commands."""
-    tune = subparsers.add_parser(
-        "tune", help="tune λ and I_max with Optuna: one trial is one whole search"
-    )
-    tune.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file, see configs/")
-    tune.add_argument("--trials", type=int, metavar="N", help="settings to try, earlier included")
-    tune.add_argument("--storage", metavar="URL", help="a database, or journal:FILE")
-    tune.add_argument("--study", metavar="NAME", help="of the study within the storage")
-    tune.add_argument("--jobs", type=int, default=1, metavar="K", help="processes (default: 1)")
-    tune.add_argument(
+def add_tune_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``tune``."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file, see configs/")
+    parser.add_argument("--trials", type=int, metavar="N", help="settings to try, earlier included")
+    parser.add_argument("--storage", metavar="URL", help="a database, or journal:FILE")
+    parser.add_argument("--study", metavar="NAME", help="of the study within the storage")
+    parser.add_argument("--jobs", type=int, default=1, metavar="K", help="processes (default: 1)")
+    parser.add_argument(
         "--multi-objective",
         action="store_true",
         default=None,
         help="minimize error and multiply-adds, not the error alone",
     )
-    tune.add_argument("--sampler", metavar="NAME", help=", ".join(SAMPLERS))
-    tune.add_argument("--pruner", metavar="NAME", help=", ".join(PRUNERS))
-    add_display_options(tune)
-    tune.add_argument("--show", action="store_true", help="only show what the study has found")
-    tune.set_defaults(command=_tune)
+    parser.add_argument("--sampler", metavar="NAME", help=", ".join(SAMPLERS))
+    parser.add_argument("--pruner", metavar="NAME", help=", ".join(PRUNERS))
+    add_display_options(parser)
+    parser.add_argument("--show", action="store_true", help="only show what the study has found")
+    parser.set_defaults(command=_tune)
 
 
 def _tune(options: argparse.Namespace) -> int:
