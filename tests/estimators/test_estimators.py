@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from dataclasses import replace
@@ -245,6 +249,38 @@ def test_it_tells_of_each_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line[:6] for line in lines] == ["g00000", "g00001"]
 
 
+def test_a_terminal_shows_the_progress_of_each_training() -> None:
+    code = (
+        "from sklearn.datasets import load_wine; from nni_petridish import GrowingClassifier;"
+        "X, y = load_wine(return_X_y=True);"
+        "GrowingClassifier(max_models=2, epochs=4, random_state=0, verbose=1).fit(X, y)"
+    )
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (24, 100))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=end, stderr=end) as process:
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # raised when the process has closed its end
+            while part := os.read(terminal, 4096):
+                shown += part
+    os.close(terminal)
+    assert process.returncode == 0
+    for phase in (b"g00000 seed", b"g00001 weak", b"g00001 final"):
+        assert phase in shown
+    assert b"100%|" in shown
+
+
+def test_heavy_examples_outvote_light_ones_and_those_without_weight_do_not_count() -> None:
+    X, y = wine()
+    X, y = np.concatenate([X, X]), np.concatenate([y, (y + 1) % 3])  # each wine with two labels
+    first = np.arange(len(X)) < len(X) // 2
+    for weights in (np.where(first, 10, 1), np.where(first, 1, 10)):
+        model = classifier(max_models=2).fit(X, y, sample_weight=weights)
+        assert model.score(X[weights == 10], y[weights == 10]) > 0.9
+    ignored = classifier(max_models=2).fit(X, y, sample_weight=first)
+    assert same(ignored, classifier(max_models=2).fit(*wine()), wine()[0])
+
+
 def test_it_works_in_pipelines_and_grids() -> None:
     pipeline = make_pipeline(StandardScaler(), classifier(max_models=1, epochs=10))
     grid = GridSearchCV(pipeline, {"growingclassifier__learning_rate": [0.001, 0.1]}, cv=2)
@@ -268,6 +304,7 @@ def test_threads_and_processes_give_the_scores_of_one() -> None:
 def test_it_needs_no_nni() -> None:
     code = """
 import sys
+import termios
 sys.modules["nni"] = sys.modules["pytorch_lightning"] = None
 import numpy as np
 from nni_petridish import GrowingClassifier
