@@ -149,10 +149,11 @@ class PreparedSearch:
 
     def sample(self, id: str | None) -> dict[str, Any]:
         """Return the sample of a model of the gallery, or of the seed for None."""
-        if id is None:
-            return to_sample(self.space, self.seed)
-        document = self.gallery.load_documents(id).get("genotype")
-        return to_sample(self.space, Genotype.from_dict(document))
+        return to_sample(self.space, self.seed if id is None else self.genotype(id))
+
+    def genotype(self, id: str) -> Genotype:
+        """Return the genotype of a model of the gallery."""
+        return Genotype.from_dict(self.gallery.load_documents(id).get("genotype"))
 
 
 def _evaluator_identity(strategy: StrategySettings, evaluators: Mapping[str, Any]) -> Plain:

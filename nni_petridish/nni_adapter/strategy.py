@@ -6,7 +6,6 @@ it out in a trial, and the gallery keeps all results. NNI's own checkpoint adds 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 
 from nni.common.serializer import SerializableObject
 
+from nni_petridish.core.selection import architecture
 from nni_petridish.errors import ConfigError, SearchError, StorageError
 from nni_petridish.nni_adapter.compat.nas import ModelStatus, SimplifiedModelSpace, Strategy
 from nni_petridish.nni_adapter.compat.patches import (
@@ -383,9 +383,9 @@ class Petridish(Strategy):
     def _distinct(self, models: list[ModelRecord]) -> list[ModelRecord]:
         """Return the first model of every architecture."""
         prepared = self._prepared_search()
-        first: dict[str, ModelRecord] = {}
+        first: dict[object, ModelRecord] = {}
         for model in models:
-            first.setdefault(json.dumps(prepared.sample(model.id), sort_keys=True), model)
+            first.setdefault(architecture(prepared.genotype(model.id)), model)
         return list(first.values())
 
     def _replayed(self) -> Search:

@@ -28,6 +28,7 @@ from nni.nas.strategy import TPE, GridSearch, Random, RegularizedEvolution
 from nni.tools.nnictl import config_utils
 
 from nni_petridish import Genotype
+from nni_petridish.core.selection import architecture
 from nni_petridish.errors import ConfigError, GalleryError, Interrupted, SearchError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.select import open_search
@@ -185,6 +186,25 @@ def test_a_users_function_searches_and_exports_what_it_trained(
     assert len(list(strategy.list_models(sort=False))) == 3
     with pytest.raises(ValueError, match="code"):
         done.export_top_models(1, formatter="code")
+
+
+def test_what_is_exported_differs_in_more_than_the_order_of_shortcuts(
+    tmp_path: Path, start: Any
+) -> None:
+    space = VisionSpace((1, 8, 8), 10, cells_per_stage=2, filters=4, stages=1, ops=["identity"])
+    limits = {"max_growths": 1, "tolerance": 0.99}  # so that every seed is grown
+    strategy = Petridish(tmp_path / "gallery", seeds=4, i_max=2, **limits)
+    done = start(strategy, by_hand(), space=space.model_space())
+    gallery = Gallery(tmp_path / "gallery")
+    found = [
+        Genotype.from_dict(gallery.load_documents(m.id)["genotype"]) for m in strategy.models()
+    ]
+    # Every seed was grown into the same architecture, whose shortcuts are in the order of |α|.
+    assert len(found) == 8
+    assert len({genotype.to_json() for genotype in found}) == 3
+    assert len({architecture(genotype) for genotype in found}) == 2
+    assert len(done.export_top_models(9, formatter="dict")) == 2
+    assert len({model.multiply_adds for model in strategy.hull()}) == len(strategy.hull())
 
 
 @pytest.mark.parametrize("complexity", ["parameters", "latency"])
