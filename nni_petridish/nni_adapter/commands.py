@@ -15,6 +15,8 @@ from nni_petridish.running.commands import (
     add_searching_options,
     config_to_search,
     open_search_display,
+    start_of,
+    tell_end,
     tell_stopped,
 )
 from nni_petridish.running.display import show_search
@@ -37,16 +39,17 @@ def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -
     from nni_petridish.gallery.gallery import Gallery
     from nni_petridish.nni_adapter.nnictl import free_port, is_local, run_experiment
     from nni_petridish.running.coordinator import Coordinator
-    from nni_petridish.search.records import Done
 
     with needing("nni", "nni-petridish run"):
         importlib.import_module("nni")
     config, before = config_to_search(options, read_config)
-    is_done = before is not None and isinstance(before.ask(before.elapsed), Done)
+    began = start_of(before)
+    is_done = before is not None and before.why_ended(before.elapsed) is not None
     if before is not None and is_done and not before.refused():
         # NNI would wait forever for the first trial of a finished search.
         with Coordinator(Gallery(config.gallery), config.settings):
             pass  # removes what a kill after the last model left behind
+        tell_end(before, began)
         return finish(before, config.gallery)
     if before is None and is_local(options.config):
         config.check_task(config.load_task)  # before a gallery is made
@@ -72,5 +75,7 @@ def _run(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -
             on_change=show_search(display, measure_of(config.space)),
             on_stop=stop,
         )
+    if not stopped.is_set():
+        tell_end(search, began)
     code = finish(search, config.gallery)
     return tell_stopped(search, options) if stopped.is_set() else code

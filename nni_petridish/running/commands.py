@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -111,7 +112,8 @@ def _retry_failed(config: SearchConfig) -> None:
 
 
 def _search(options: argparse.Namespace, read_config: ReadConfig, finish: Finish) -> int:
-    config, _ = config_to_search(options, read_config)
+    config, before = config_to_search(options, read_config)
+    began = start_of(before)
     from nni_petridish.running.runner import run_search
     from nni_petridish.tasks.task import Callbacks
 
@@ -127,8 +129,22 @@ def _search(options: argparse.Namespace, read_config: ReadConfig, finish: Finish
         except StorageError:
             show_so_far(config, finish)
             raise
+    if not stopping.asked():
+        tell_end(search, began)
     code = finish(search, config.gallery)
     return tell_stopped(search, options) if stopping.asked() else code
+
+
+def start_of(search: Search | None) -> float:
+    """Return when a search began, by the monotonic clock, as if it had not been interrupted."""
+    return time.monotonic() - (0.0 if search is None else search.elapsed)
+
+
+def tell_end(search: Search, began: float) -> None:
+    """Say in one line why a search has ended, unless it failed, which is told with its hull."""
+    reason = search.why_ended(time.monotonic() - began)
+    if reason is not None and not search.gave_up() and not search.refused() and search.models():
+        print(f"The search is done: {reason}.")
 
 
 def open_search_display(options: argparse.Namespace, config: SearchConfig) -> Display:

@@ -7,7 +7,13 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from nni_petridish.errors import Interrupted, RejectedError, SearchError, StorageError
+from nni_petridish.errors import (
+    ExhaustedError,
+    Interrupted,
+    RejectedError,
+    SearchError,
+    StorageError,
+)
 from nni_petridish.gallery.description import DESCRIPTION
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator, refuse_unless_resuming
@@ -100,7 +106,7 @@ def _grow_on(
                 work_on(answer, coordinator.gallery, make_task, config.plan, callbacks, max_pause)
             except (Interrupted, StorageError):
                 raise
-            except RejectedError as error:
+            except (RejectedError, ExhaustedError) as error:
                 _log.info("%s was not made: %s", answer.id, error)
             except Exception as error:
                 # The journal has the reason, and the growth is tried once more.

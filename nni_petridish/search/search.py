@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
 
 from nni_petridish.errors import SearchError
 from nni_petridish.search.complexity import COMPLEXITIES
@@ -135,6 +134,21 @@ class Search(SearchState):
             self._commit(ask_event(answer, elapsed))
         return answer
 
+    def why_ended(self, elapsed: float) -> str | None:
+        """Return why no growth can start any more.
+
+        Parameters
+        ----------
+        elapsed
+            Running time of the search in seconds, for ``max_seconds``.
+
+        Returns
+        -------
+        str or None
+            None while a growth is running or can start.
+        """
+        return None if self._running else self._obstacle(elapsed)
+
     def tell(self, outcome: Outcome) -> bool:
         """Record the outcome of a growth, even of a dropped one; return False if it is known."""
         facts = self._asked(outcome.id)
@@ -226,30 +240,35 @@ class Search(SearchState):
     # Choice of the next growth.
 
     def _decide(self, elapsed: float) -> Growth | Wait | Done:
-        if self._refused:
-            id, reason = next(iter(self.refused().items()))
-            return self._nothing_now(f"{id} was refused: {reason.removesuffix('.')}")
-        if gave_up := self.gave_up():
-            return self._nothing_now(gave_up)
+        obstacle = self._obstacle(elapsed)
+        return self._next() if obstacle is None else self._nothing_now(obstacle)
+
+    def _next(self) -> Growth:
+        """Return the next growth of a search that nothing keeps from going on."""
         if self._waiting:
-            again = self._again(min(self._waiting, key=growth_number))
-            return self._unless_limited(again, elapsed)
+            return self._again(min(self._waiting, key=growth_number))
         if self._seeds < self.settings.seeds:
-            return self._unless_limited(self._new(None), elapsed)
-        limit = self._limit(self.settings.weak_epochs + self.settings.final_epochs, elapsed)
-        if limit:
-            return self._nothing_now(limit)
-        parents = (id for id in map(growth_id, self._hull.band()) if self._may_grow(id))
-        first = next(parents, None)
-        if first is None:
-            return self._nothing_now(self._why_no_parent())
+            return self._new(None)
         # One generator per growth, so that the search has no hidden random state.
         rng = random.Random(f"{self.settings.seed}:{self._next_number}")
-        return self._new(choose_parent(chain([first], parents), self._times_chosen, rng))
+        return self._new(choose_parent(self._parents(), self._times_chosen, rng))
 
-    def _unless_limited(self, growth: Growth, elapsed: float) -> Growth | Wait | Done:
-        limit = self._limit(self.settings.epochs_of(growth), elapsed)
-        return self._nothing_now(limit) if limit else growth
+    def _obstacle(self, elapsed: float) -> str | None:
+        """Return what keeps the next growth from starting; None if nothing does."""
+        if self._refused:
+            id, reason = next(iter(self.refused().items()))
+            return f"{id} was refused: {reason.removesuffix('.')}"
+        if gave_up := self.gave_up():
+            return gave_up
+        if self._waiting or self._seeds < self.settings.seeds:
+            return self._limit(self.settings.epochs_of(self._next()), elapsed)
+        limit = self._limit(self.settings.weak_epochs + self.settings.final_epochs, elapsed)
+        if limit:
+            return limit
+        return None if any(True for _ in self._parents()) else self._why_no_parent()
+
+    def _parents(self) -> Iterator[str]:
+        return (id for id in map(growth_id, self._hull.band()) if self._may_grow(id))
 
     def _nothing_now(self, reason: str) -> Wait | Done:
         return Wait(reason) if self._running else Done(reason)
@@ -309,7 +328,11 @@ class Search(SearchState):
             limits = self.settings.limits
             names = ("max_multiply_adds", "max_parameters", "max_latency", "max_growths")
             set_ = [f"{n}={getattr(limits, n)}" for n in names if getattr(limits, n) is not None]
-            if any(m.outcome.metrics.get(FULL) or self._is_exhausted(m.id) for m in self.hull()):
+            over = [m.outcome.metrics.get(FULL) or self._is_exhausted(m.id) for m in self.hull()]
+            if all(over):
+                within = f" within {', '.join(set_)}" if set_ else ""
+                return f"the space is exhausted: the models on the hull have no new child{within}"
+            if any(over):
                 set_.append("the space has no more")
             if any(
                 self._rejections[m.id] >= REJECTIONS or self._is_unpaid(m.id) for m in self.hull()

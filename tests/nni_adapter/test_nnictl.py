@@ -58,6 +58,7 @@ def test_nnictl_and_the_process_alone_find_the_same(
     assert genotypes(config) == genotypes(alone)
     assert "Web UI: http://127.0.0.1:" in output
     assert "3 of at most 3 models" in output
+    assert "The search is done: max_models=3 is reached." in output
     assert str(config.gallery / "report.html") in output
     assert "Traceback" not in errors
     assert "Warning" not in errors
@@ -66,6 +67,7 @@ def test_nnictl_and_the_process_alone_find_the_same(
     assert main(["run", str(path), "--resume"]) == 0  # nothing is left to do, so NNI is not started
     again, _ = capfd.readouterr()
     assert "Web UI" not in again
+    assert "The search is done: max_models=3 is reached." in again
     assert str(config.gallery / "report.html") in again
 
 

@@ -14,6 +14,8 @@ import yaml
 from torch import nn
 
 from nni_petridish.__main__ import main
+from nni_petridish.core.genotype import Genotype
+from nni_petridish.core.selection import architecture
 from nni_petridish.errors import ConfigError, GalleryError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.results.commands import finish_search
@@ -63,6 +65,32 @@ def test_a_search_ends_as_configured_and_its_journal_replays(tmp_path: Path) -> 
     check_gallery(config, 4)
     replayed = Search.replay(config.settings, Gallery(config.gallery).journal.read_all())
     assert replayed.state() == search.state()
+
+
+def test_a_search_of_a_small_space_ends_when_every_architecture_is_trained_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path, models=12)
+    document = yaml.safe_load(path.read_text())
+    document["searchSpace"] |= {"stages": 1, "ops": ["identity", "avg_pool_3x3"]}
+    document["tuner"]["classArgs"] |= {"i_max": 2, "limits": {"max_models": 12, "max_growths": 1}}
+    path.write_text(yaml.safe_dump(document))
+    assert main(["search", str(path)]) == 0
+    text = capsys.readouterr()
+    why = "no model on the hull may grow further (max_growths=1, the space has no more)"
+    assert [line for line in text.out.splitlines() if "done" in line] == [
+        f"The search is done: {why}."
+    ]
+    assert text.err == ""
+    gallery = Gallery(SearchConfig.from_yaml(path).gallery)
+    ids = [event["id"] for event in gallery.journal.read_all() if event["event"] == "model"]
+    trained = {
+        architecture(Genotype.from_dict(gallery.load_documents(id)["genotype"])) for id in ids
+    }
+    # Two shortcuts of (two inputs x two operations), and the seed.
+    assert len(trained) == len(ids) == 7
+    assert main(["search", str(path), "--resume", "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith(f"The search is done: {why}.\n")
 
 
 def test_a_search_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -734,6 +734,9 @@ def test_memory_and_replay_grow_in_proportion_to_the_models() -> None:
     assert large < 1.25 * 8 * small  # dictionaries double now and then
 
 
+EXHAUSTION = "the space is exhausted: the models on the hull have no new child"
+
+
 def test_models_at_the_limits_of_their_space_are_no_parents() -> None:
     search = with_seed_model(max_models=9)
     child = ask_growth(search)
@@ -743,7 +746,24 @@ def test_models_at_the_limits_of_their_space_are_no_parents() -> None:
 
     full = a_search()
     finish(full, ask_growth(full), metrics={"full": True})
-    assert full.ask() == Done("no model on the hull may grow further (the space has no more)")
+    assert full.ask() == Done(EXHAUSTION)
+    assert full.why_ended(0.0) == EXHAUSTION
+
+
+def test_the_end_of_a_search_tells_every_reason_there_is() -> None:
+    search = a_search(max_growths=1, max_seconds=60)
+    assert search.why_ended(0.0) is None
+    seed = ask_growth(search)
+    assert search.why_ended(99.0) is None  # what is running may change the answer
+    finish(search, seed, metrics={"full": True})
+    assert search.why_ended(0.0) == f"{EXHAUSTION} within max_growths=1"
+    assert search.why_ended(60.0) == "max_seconds=60 is reached"
+
+    search = with_seed_model(max_growths=1)
+    finish(search, ask_growth(search), error=0.1, multiply_adds=200)
+    assert search.fail(ask_growth(search).id, "nothing new", kind=EXHAUSTED)
+    limits = "max_growths=1, the space has no more"
+    assert search.why_ended(0.0) == f"no model on the hull may grow further ({limits})"
 
 
 def test_a_model_is_grown_as_often_as_there_are_architectures_to_grow() -> None:
@@ -760,7 +780,7 @@ def test_a_model_is_grown_as_often_as_there_are_architectures_to_grow() -> None:
     assert again.id == first.id
     for growth in (first, second):
         search.tell(Outcome(growth.id, 0.6, 200, 20))
-    assert search.ask() == Done("no model on the hull may grow further (the space has no more)")
+    assert search.ask() == Done(EXHAUSTION)
 
 
 def test_a_parent_whose_growth_finds_nothing_new_is_not_grown_again() -> None:
@@ -771,7 +791,7 @@ def test_a_parent_whose_growth_finds_nothing_new_is_not_grown_again() -> None:
     growth = search.ask()
     assert isinstance(growth, Growth)
     assert search.fail(growth.id, "nothing new", kind=EXHAUSTED)
-    assert search.ask() == Done("no model on the hull may grow further (the space has no more)")
+    assert search.ask() == Done(EXHAUSTION)
     assert search.dropped() == {growth.id: "nothing new"}
 
 
