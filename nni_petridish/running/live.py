@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from rich import live
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -57,9 +57,9 @@ class Live:
         )
 
     def show(self, headline: Headline) -> None:
-        """Show the present state; a change leaves a line behind."""
+        """Show the present state; a change leaves a line behind if it tells an outcome."""
         self._pace.begin(headline.done)
-        if self._headline is not None and headline != self._headline:
+        if self._headline is not None and headline != self._headline and headline.text:
             self.say(str(headline))
         self._headline = headline
 
@@ -97,19 +97,14 @@ class Live:
             parts.append(Text(STOPPING, "yellow"))
         return Group(*parts)
 
-    def _head(self, workers: list[Worker]) -> Text:
-        parts = [self._title]
+    def _head(self, workers: list[Worker]) -> RenderableType:
+        count, outcome = "", ""
         if self._headline is not None:
             of = "" if self._headline.total is None else f"/{self._headline.total}"
-            parts.append(f"{self._headline.done}{of} {self._headline.unit}")
-            parts += [self._headline.text] if self._headline.text else []
-        parts.append(duration(self._pace.passed()))
-        left = self._left(workers)
-        if left:
-            parts.append(left)
-        head = Text(" · ".join(parts), no_wrap=True, overflow="ellipsis")
-        head.stylize("bold", 0, len(self._title))
-        return head
+            count = f"{self._headline.done}{of} {self._headline.unit}"
+            outcome = self._headline.text
+        times = (duration(self._pace.passed()), self._left(workers))
+        return _Head(self._title, count, outcome, *times)
 
     def _left(self, workers: list[Worker]) -> str:
         """Return the time left in words."""
@@ -118,6 +113,33 @@ class Live:
             return ""
         begun = sum(worker.report.share for worker in workers)
         return self._headline.left(self._pace, begun, sum(self._before.values()))
+
+
+class _Head:
+    """The line for the work; two lines where it is longer than the terminal is wide.
+
+    Parameters
+    ----------
+    title, count, outcome, passed, left
+        Its parts, in this order; empty ones are left out.
+    """
+
+    def __init__(self, title: str, count: str, outcome: str, passed: str, left: str) -> None:
+        self._title, self._count, self._outcome = title, count, outcome
+        self._times = (passed, left)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = self._line(self._title, self._count, self._outcome, *self._times)
+        if not self._outcome or whole.cell_len <= options.max_width:
+            yield whole
+        else:  # the time left would be cut off
+            yield self._line(self._title, self._count, *self._times)
+            yield self._line(self._outcome)
+
+    def _line(self, *parts: str) -> Text:
+        line = Text(" · ".join(filter(None, parts)), no_wrap=True, overflow="ellipsis")
+        line.stylize("bold", 0, len(self._title) if parts[0] == self._title else 0)
+        return line
 
 
 def _row(worker: Worker) -> list[RenderableType]:
