@@ -16,6 +16,7 @@ from nni_petridish.studies.judge.policies import policies
 from nni_petridish.studies.judge.scene import NamedPolicy, Policy, Scene, Training
 from nni_petridish.studies.judge.simulate import WEAK_COST, _until, simulate
 from tests.studies.test_judge_tables import small_table
+from tests.support.terminal import on_terminal
 
 
 def trained(policy: Policy, limit: int = 60, budget: int = 20, seed: int = 0) -> list[Training]:
@@ -92,13 +93,18 @@ def test_simulations_repeat_and_good_choices_pay() -> None:
         assert 0 <= mean["best child", limit] < mean["random child", limit]
 
 
-def test_the_command_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, out = tmp_path / "macro.json", tmp_path / "out"
+def write_macro_file(folder: Path) -> Path:
+    """Write a table in the form of NAS-Bench-Macro's."""
     rows = {
         "".join(code): {"test_acc": [50.0 + sum(map(int, code))], "params": 1, "flops": 10**7}
         for code in itertools.product("012", repeat=8)
     }
-    file.write_text(json.dumps(rows))
+    (folder / "macro.json").write_text(json.dumps(rows))
+    return folder / "macro.json"
+
+
+def test_the_command_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = write_macro_file(tmp_path), tmp_path / "out"
     options = ["--file", str(file), "--out", str(out), "--repetitions", "1"]
     assert main(["judge", "policies", *options, "--taus", "0.5,2"]) == 2
     assert "--taus must be numbers from -1 to 1 but got '0.5,2'" in capsys.readouterr().err
@@ -107,3 +113,29 @@ def test_the_command_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "Within 40M multiply-adds" in capsys.readouterr().out
     assert "| TPE | " in (out / "policies.md").read_text()
     assert (out / "policies.csv").read_text().startswith("policy,limit,clock,n,regret")
+
+
+def test_on_a_terminal_policies_fit_its_width_and_leave_one_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_macro_file(tmp_path)
+    options = ["--file", str(file), "--out", str(tmp_path / "out"), "--repetitions", "3"]
+    with on_terminal(monkeypatch, until="never shown", columns=80) as terminal:
+        assert main(["judge", "policies", *options, "--taus", "0.5"]) == 0
+    printed = terminal.text().replace("\r", "\n").splitlines()
+    shown = [line.rstrip() for line in printed if str(tmp_path) not in line]
+    assert all(len(line) <= 80 for line in shown)
+    assert not any(line.startswith("|") for line in shown)
+    header = ["policy", "10", "20", "50", "time", "10", "time", "20"]
+    assert any(line.split() == header for line in shown)
+    assert not any(line.endswith(" policies") for line in shown)  # the lines tell, the head counts
+
+
+def test_policies_that_are_stopped_say_that_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--file", str(write_macro_file(tmp_path)), "--out", str(tmp_path / "out")]
+    with on_terminal(monkeypatch, until="regret") as terminal:
+        assert main(["judge", "policies", *options, "--repetitions", "1000"]) == 130
+    assert "Stopped: nothing is kept; fewer --repetitions take less time." in terminal.text()
+    assert not (tmp_path / "out" / "policies.md").exists()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from nni_petridish import attach_candidates, sites
 from nni_petridish.core.select import gain_score
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import ConfigError, Interrupted
 from nni_petridish.studies.judge import zero_cost
 from nni_petridish.studies.judge.cli import _run_scores
 from nni_petridish.studies.judge.judgement import Judgement
@@ -28,6 +29,7 @@ from nni_petridish.studies.judge.scores import (
 from nni_petridish.studies.judge.settings import JudgeSettings, Parent
 from nni_petridish.studies.judge.tables import Row
 from nni_petridish.studies.judge.work import judge_scores
+from nni_petridish.tasks.task import Callbacks, Progress
 from nni_petridish.tasks.vision.data import DataSet
 from nni_petridish.tasks.vision.splits import TensorSplit, pixel_statistics
 from search_spaces.tables.macro import MacroGenotype, MacroSpace
@@ -98,6 +100,21 @@ def test_a_stopped_judgement_keeps_nothing_half(tmp_path: Path) -> None:
     judge_scores(judgement(tmp_path), stop=lambda: next(asked, True))
     assert not list((tmp_path / "results").glob("*.json"))
     assert list((tmp_path / "parents").glob("*.safetensors"))  # the finished trainings are kept
+
+
+@pytest.mark.parametrize("phase", ["weak", "children"])
+def test_a_judgement_stops_while_it_scores(tmp_path: Path, phase: str) -> None:
+    work, reached = judgement(tmp_path), threading.Event()
+
+    def on_progress(now: str, progress: Progress) -> None:
+        if now == phase and (now == "children" or progress.done == work.settings.checkpoints[0]):
+            reached.set()
+
+    callbacks = Callbacks(should_stop=reached.is_set, on_progress=on_progress)
+    work.prepare()
+    with pytest.raises(Interrupted, match="scoring was stopped"):
+        work.judge(work.parents[0], callbacks)
+    assert len(list((tmp_path / "children").glob("*.json"))) == (phase == "children")
 
 
 def test_a_folder_has_one_set_of_settings(tmp_path: Path) -> None:

@@ -79,12 +79,14 @@ class Terminal:
 
 
 @contextmanager
-def on_terminal(monkeypatch: pytest.MonkeyPatch, until: str) -> Iterator[Terminal]:
+def on_terminal(
+    monkeypatch: pytest.MonkeyPatch, until: str, columns: int = 120
+) -> Iterator[Terminal]:
     """Make a terminal of the standard error and output; Ctrl-C comes when a text appears."""
     leader, follower = pty.openpty()
     terminal = Terminal(leader, until)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", str(columns))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with os.fdopen(follower, "w") as stream, monkeypatch.context() as patched:
         patched.setattr(sys, "stderr", stream)

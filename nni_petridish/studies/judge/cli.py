@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.gallery.files import make_folder
 from nni_petridish.running.display import Headline, add_display_options, open_display
-from nni_petridish.running.process import set_threads
+from nni_petridish.running.process import INTERRUPTED, set_threads
 from nni_petridish.search.settings import check_number
 from nni_petridish.studies.stopped import tell_study_stopped
 from nni_petridish.studies.study_command import (
@@ -112,7 +113,8 @@ def _finish_scores(judgement: Judgement) -> int:
 
     if len(judgement.left()) == len(judgement.parents):
         return nothing_is_finished()
-    print(write_scores_report(judgement.folder, judgement.table))
+    _print_document(write_scores_report(judgement.folder, judgement.table))
+    print(f"scores.md, scores.csv and scores.svg are in {judgement.folder}")
     return tell_missing(runs_of(judgement), "parents")
 
 
@@ -148,19 +150,35 @@ def _judge_policies(options: argparse.Namespace) -> int:
     table = _table(options)
     make_folder(options.out)
     title, total = f"policies on {table.name}", len(table.limits) * len(named)
-    with open_display(options, title, options.out, []) as display:
-        done = itertools.count(1)
+    try:
+        with open_display(options, title, options.out, []) as display:
+            done = itertools.count(1)
 
-        def tell(line: str) -> None:
-            display.say(line)
-            display.show(Headline(next(done), total, "policies", ""))
+            def tell(line: str) -> None:
+                display.say(line)
+                display.show(Headline(next(done), total, "policies", ""))
 
-        display.show(Headline(0, total, "policies", ""))
-        found = simulate(
-            table, repetitions=options.repetitions, seed=options.seed, named=named, tell=tell
-        )
-    print(write_policies_report(options.out, table, found))
+            display.show(Headline(0, total, "policies", ""))
+            found = simulate(
+                table, repetitions=options.repetitions, seed=options.seed, named=named, tell=tell
+            )
+    except KeyboardInterrupt:
+        print("Stopped: nothing is kept; fewer --repetitions take less time.", file=sys.stderr)
+        return INTERRUPTED
+    _print_document(write_policies_report(options.out, table, found))
+    print(f"policies.md and policies.csv are in {options.out}")
     return 0
+
+
+def _print_document(text: str) -> None:
+    """Print Markdown; on a terminal, with tables that fit its width."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console(highlight=False).print(Markdown(text))
 
 
 def _table(options: argparse.Namespace) -> TruthTable:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from torch import nn
 from nni_petridish._support.reading import as_mapping, read_json
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.grow import attach_candidates, sites
-from nni_petridish.errors import ConfigError
+from nni_petridish.errors import ConfigError, Interrupted
 from nni_petridish.gallery.files import make_folder, to_json, write_file
 from nni_petridish.running.worker_report import STEP, reporting
 from nni_petridish.studies.judge.scores import CANDIDATE_SCORES, CHILD_SCORES, Evidence
@@ -44,6 +44,8 @@ from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Progress
 WORK = "work"
 """The folder of the reports of workers, each in a folder of its own."""
 _WEAK = "weak"
+_FRESH = "children"
+"""The phase in which the children are scored with fresh weights."""
 _ZERO_COST_IMAGES = 32
 
 
@@ -144,7 +146,7 @@ class Judgement:
         def look(step: int) -> None:
             tell(step)
             if step in self.settings.checkpoints:
-                found[str(step)] = self._scores(net, children)
+                found[str(step)] = self._scores(net, children, callbacks.should_stop)
 
         train_steps(
             net,
@@ -158,7 +160,7 @@ class Judgement:
         )
         weak = time.process_time()
         codes = [code for codes in children.values() for code in codes]
-        fresh = {code: self._fresh_scores(code) for code in codes}
+        fresh = self._all_fresh_scores(codes, callbacks)
         depth = sum(a != b for a, b in zip(parent.code, self.table.seed, strict=True))
         return {
             "code": parent.code,
@@ -217,14 +219,15 @@ class Judgement:
         return self.settings.steps(parent.length, depth)
 
     def _phases(self, parent: Parent) -> dict[str, int]:
-        """Return the steps of the trainings that a parent needs, in order."""
+        """Return the steps of what a parent needs, in order: of its trainings, and its children."""
         chain: list[Parent] = []
         last: Parent | None = parent
         while last is not None and not self._weights_file(last).is_file():
             chain.insert(0, last)
             last = ancestor(self.table, last)
         trainings = {_training_of(one): self._steps(one) for one in chain}
-        return trainings | {_WEAK: self.settings.checkpoints[-1]}
+        children = len(self.table.children(parent.code))
+        return trainings | {_WEAK: self.settings.checkpoints[-1], _FRESH: children}
 
     def _children(self, net: nn.Module) -> dict[str, list[str]]:
         """Return the code of the child that each candidate leads to, by key of its table."""
@@ -236,8 +239,11 @@ class Judgement:
             for key, table in tables.items()
         }
 
-    def _scores(self, net: nn.Module, children: dict[str, list[str]]) -> dict[str, Any]:
-        evidence = Evidence(net, held_out_losses(self.data.validation, self.settings.held_out))
+    def _scores(
+        self, net: nn.Module, children: dict[str, list[str]], stop: Callable[[], bool]
+    ) -> dict[str, Any]:
+        losses = held_out_losses(self.data.validation, self.settings.held_out, stop=stop)
+        evidence = Evidence(net, losses)
         found = {}
         for name, score in CANDIDATE_SCORES.items():
             values = score(evidence)
@@ -246,6 +252,18 @@ class Judgement:
                 for key, codes in children.items()
                 for code, value in zip(codes, values[key], strict=True)
             }
+        return found
+
+    def _all_fresh_scores(
+        self, codes: Sequence[str], callbacks: Callbacks
+    ) -> dict[str, dict[str, float]]:
+        tell = _teller(_FRESH, len(codes), callbacks)
+        found: dict[str, dict[str, float]] = {}
+        for code in codes:
+            if callbacks.should_stop():
+                raise Interrupted("scoring was stopped.")
+            tell(len(found))
+            found[code] = self._fresh_scores(code)
         return found
 
     def _fresh_scores(self, code: str) -> dict[str, float]:

@@ -39,7 +39,7 @@ def write_scores_report(folder: Path, table: TruthTable) -> str:
     write_file(folder / "scores.md", text.encode())
     write_file(folder / "scores.csv", _to_csv([asdict(v) for v in found]).encode())
     write_file(folder / "scores.svg", _picture(found))
-    return f"{text}\nscores.md, scores.csv and scores.svg are in {folder}"
+    return text
 
 
 def scores_markdown(found: Sequence[Verdict], name: str) -> str:
@@ -137,7 +137,7 @@ def write_policies_report(folder: Path, table: TruthTable, found: Sequence[Simul
     text = policies_markdown(table, found)
     write_file(folder / "policies.md", text.encode())
     write_file(folder / "policies.csv", _to_csv(_policy_rows(found)).encode())
-    return f"{text}\npolicies.md and policies.csv are in {folder}"
+    return text
 
 
 def policies_markdown(table: TruthTable, found: Sequence[Simulated]) -> str:

@@ -66,7 +66,8 @@ def simulate(
     named
         The policies by name; by default all of `policies`.
     tell
-        Called with a line for each simulated policy.
+        Called with a line for each simulated policy: its mean regret after every number of
+        `TRAININGS`.
     """
     found = []
     for limit in table.limits:
@@ -77,7 +78,7 @@ def simulate(
             ]
             found.append(_measure(table, limit, name, one.reference, paths))
             regrets = found[-1].regrets
-            means = ", ".join(f"{sum(r) / len(r):.2f} ({n})" for n, r in regrets.items())
+            means = ", ".join(f"{sum(r) / len(r):.2f}" for r in regrets.values())
             tell(f"{limit / 1e6:g}M  {name}: regret {means}")
     return found
 

@@ -94,13 +94,26 @@ def cosine(settings: JudgeSettings, steps: int) -> Lr:
 
 
 def held_out_losses(
-    validation: Split, images: int, batch_size: int = 100
+    validation: Split,
+    images: int,
+    batch_size: int = 100,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Callable[[nn.Module], Iterator[Tensor]]:
-    """Return the losses of the first validation images, each batch's as a sum over its images."""
+    """Return the losses of the first validation images, each batch's as a sum over its images.
+
+    Parameters
+    ----------
+    validation, images, batch_size
+        The images, how many of them, and how many at a time.
+    stop
+        Asked before every batch; true raises `Interrupted`.
+    """
 
     def losses(net: nn.Module) -> Iterator[Tensor]:
         left = images
         for raw, labels in validation.batches(batch_size):
+            if stop():
+                raise Interrupted("scoring was stopped.")
             inputs = validation.normalize(raw[:left])
             inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield F.cross_entropy(net(inputs), labels[:left], reduction="sum")
