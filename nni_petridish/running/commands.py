@@ -159,7 +159,7 @@ def tell_stopped(search: Search, options: argparse.Namespace) -> int:
     again = options.line if "--resume" in options.line else [*options.line, "--resume"]
     command = shlex.join(["nni-petridish", *again])
     print(
-        f"Stopped: {kept}, and unfinished growths go on from their last epoch with\n  {command}",
+        f"Stopped: {kept}; go on from the last epoch with\n  {command}",
         file=sys.stderr,
     )
     return INTERRUPTED

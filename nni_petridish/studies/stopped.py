@@ -13,8 +13,7 @@ def tell_study_stopped(options: argparse.Namespace) -> int:
     """Say what is kept of a study that was stopped and how to go on; return the exit code."""
     command = shlex.join(["nni-petridish", *options.line])
     print(
-        "Stopped: what is finished is kept, and what was begun goes on from its last epoch with"
-        f"\n  {command}",
+        f"Stopped: what is finished is kept; go on from the last epoch with\n  {command}",
         file=sys.stderr,
     )
     return INTERRUPTED
