@@ -8,6 +8,7 @@ from typing import Self
 
 from rich import live
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,8 @@ from nni_petridish.running.watch import EpochLines, Watch, Worker
 
 _REFRESHES_PER_SECOND = 2
 _BAR_WIDTH = 20
+_SHORT_BAR_WIDTH = 8
+_ANY_WIDTH = 1000
 _QUIET_SECONDS = 60.0
 """Silence of a worker after which it is shown; a report comes every second."""
 
@@ -84,15 +87,9 @@ class Live:
         if self._epochs is not None:
             for line in self._epochs.of(workers):
                 self.say(line)
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for name in ("name", "phase", "bar", "epoch", "numbers", "left"):
-            is_last = name == "left"
-            table.add_column(name, no_wrap=True, overflow="ellipsis" if is_last else "fold")
-        for worker in workers:
-            table.add_row(*_row(worker))
         parts: list[RenderableType] = [self._head(workers)]
         if workers:
-            parts.append(table)
+            parts.append(_Rows(workers))
         if self._is_stopping:
             parts.append(Text(STOPPING, "yellow"))
         return Group(*parts)
@@ -142,7 +139,28 @@ class _Head:
         return line
 
 
-def _row(worker: Worker) -> list[RenderableType]:
+class _Rows:
+    """The lines for the workers, with short bars where long ones would hide the time left."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self._workers = workers
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self._table(_BAR_WIDTH)
+        wanted = Measurement.get(console, options.update(max_width=_ANY_WIDTH), table).maximum
+        yield table if wanted <= options.max_width else self._table(_SHORT_BAR_WIDTH)
+
+    def _table(self, bar_width: int) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for name in ("name", "phase", "bar", "epoch", "numbers", "left"):
+            is_last = name == "left"
+            table.add_column(name, no_wrap=True, overflow="ellipsis" if is_last else "fold")
+        for worker in self._workers:
+            table.add_row(*_row(worker, bar_width))
+        return table
+
+
+def _row(worker: Worker, bar_width: int) -> list[RenderableType]:
     report = worker.report
     left = "" if report.seconds_left is None else f"{duration(report.seconds_left)} left"
     if worker.silence > _QUIET_SECONDS:
@@ -150,7 +168,7 @@ def _row(worker: Worker) -> list[RenderableType]:
     return [
         Text(report.name, "cyan"),
         report.phase,
-        ProgressBar(total=1.0, completed=report.share, width=_BAR_WIDTH),
+        ProgressBar(total=1.0, completed=report.share, width=bar_width),
         f"{report.unit} {report.epoch}/{report.epochs}",
         report.text,
         Text(left, "dim"),

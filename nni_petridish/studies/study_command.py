@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,26 @@ def nothing_is_finished() -> int:
     """Say so; return the exit code."""
     print("Nothing is finished yet.")
     return 1
+
+
+def print_fitting(text: str, document: str) -> None:
+    """Print tables; on a terminal that is too narrow for them, in cells of several lines.
+
+    Parameters
+    ----------
+    text
+        The tables as lines of text.
+    document
+        The same in Markdown.
+    """
+    width = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or all(len(line) <= width for line in text.splitlines()):
+        print(text)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console(highlight=False, width=width).print(Markdown(document))
 
 
 def keep_files(folder: Path, files: Mapping[str, str]) -> None:

@@ -67,6 +67,7 @@ def test_the_live_display_has_a_line_for_each_worker(tmp_path: Path) -> None:
     assert narrow[0].startswith("digits · 2/8 models · ")
     assert narrow[0].endswith(" left")  # the time left is never cut off
     assert narrow[1] == "best error 0.0500 (g00001), hull 2"
+    assert narrow[2].endswith("epoch 3/5  loss 0.3  31 s left")
     live.stopping()
     assert drawn(live)[-1].startswith("Stopping;")
     (tmp_path / "work" / "g00003-0" / REPORT_FILE).unlink()

@@ -13,6 +13,7 @@ from nni_petridish.studies.study_command import (
     count_finished,
     keep_files,
     nothing_is_finished,
+    print_fitting,
     run_study,
     tell_missing,
 )
@@ -75,6 +76,7 @@ def _finish(ablations: Ablations) -> int:
         RUNS_FILE: to_csv(ablations),
         PICTURE_FILE: draw(ablations),
     }
-    print(f"\n{to_text(ablations)}\n\n{legend(ablations)}\n")
+    text = f"\n{to_text(ablations)}\n\n{legend(ablations)}\n"
+    print_fitting(text, files[TABLES_FILE])
     keep_files(ablations.folder, files)
     return tell_missing(ablations.runs, "runs")

@@ -13,6 +13,7 @@ from nni_petridish.studies.study_command import (
     count_finished,
     keep_files,
     nothing_is_finished,
+    print_fitting,
     run_study,
     tell_missing,
 )
@@ -86,6 +87,6 @@ def _finish(comparison: Comparison) -> int:
         f"{start}{RUNS_FILE}": to_csv(found),
         f"{start}{PICTURE_FILE}": draw(found),
     }
-    print(f"\n{to_text(found, pilot)}")
+    print_fitting(f"\n{to_text(found, pilot)}", files[f"{start}{TABLES_FILE}"])
     keep_files(comparison.folder, files)
     return tell_missing(comparison.runs, "runs")

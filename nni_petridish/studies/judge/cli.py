@@ -17,6 +17,7 @@ from nni_petridish.studies.stopped import tell_study_stopped
 from nni_petridish.studies.study_command import (
     add_study_options,
     nothing_is_finished,
+    print_fitting,
     run_study,
     tell_missing,
 )
@@ -113,7 +114,8 @@ def _finish_scores(judgement: Judgement) -> int:
 
     if len(judgement.left()) == len(judgement.parents):
         return nothing_is_finished()
-    _print_document(write_scores_report(judgement.folder, judgement.table))
+    page = write_scores_report(judgement.folder, judgement.table)
+    print_fitting(page, page)
     print(f"scores.md, scores.csv and scores.svg are in {judgement.folder}")
     return tell_missing(runs_of(judgement), "parents")
 
@@ -165,20 +167,10 @@ def _judge_policies(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("Stopped: nothing is kept; fewer --repetitions take less time.", file=sys.stderr)
         return INTERRUPTED
-    _print_document(write_policies_report(options.out, table, found))
+    page = write_policies_report(options.out, table, found)
+    print_fitting(page, page)
     print(f"policies.md and policies.csv are in {options.out}")
     return 0
-
-
-def _print_document(text: str) -> None:
-    """Print Markdown; on a terminal, with tables that fit its width."""
-    if not sys.stdout.isatty():
-        print(text)
-        return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    Console(highlight=False).print(Markdown(text))
 
 
 def _table(options: argparse.Namespace) -> TruthTable:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nni_petridish.running.display import add_display_options, open_display
 from nni_petridish.running.process import StopOnInterrupt, set_threads
 from nni_petridish.studies.stopped import tell_study_stopped
+from nni_petridish.studies.study_command import print_fitting
 from nni_petridish.studies.tuning.section import PRUNERS, SAMPLERS
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def _finish(study: optuna.Study, tuning: Tuning) -> int:
         f"Average lowest {tuning.measure.name} per λ": tables.ablation_by_l1(study),
     }
     for title, rows in parts.items():
-        print(f"\n{title}\n{tables.to_text(rows)}")
+        page = f"## {title}\n\n{tables.to_markdown(rows)}"
+        print_fitting(f"\n{title}\n{tables.to_text(rows)}", page)
     if not tables.completed(study):
         return 1
     page = "\n\n".join(f"## {title}\n\n{tables.to_markdown(rows)}" for title, rows in parts.items())
