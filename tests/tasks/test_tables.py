@@ -130,6 +130,30 @@ def test_from_a_table_to_an_exported_model(
     assert Path("gallery/final/g00001-W12-2epochs/run-0/model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("front", ["search", pytest.param("run", marks=pytest.mark.slow)])
+def test_the_configuration_of_init_leads_from_a_table_to_an_exported_model(
+    flowers: Path, front: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(flowers.parent)
+    assert main(["init", flowers.name]) == 0
+    text = Path("petridish.yml").read_text()
+    assert "space: vector" in text
+    assert "name: csv" in text
+    Path("petridish.yml").write_text(text.replace("max_models: 8", "max_models: 2"))
+    assert main(["check", "petridish.yml", "--quick"]) == 0
+    assert main([front, "petridish.yml", "--quiet"]) == 0
+    arguments = ["export", "galleries/flowers", "--best", "--out", "best.safetensors"]
+    assert main(arguments) == 0
+    net: Any = nni_petridish.load_model("best.safetensors")
+    rows = [
+        dict(zip(("id", "length", "width", "color"), row.split(",")[:4], strict=True))
+        for row in flowers.read_text().splitlines()[1:]
+    ]
+    kinds = [row.split(",")[4] for row in flowers.read_text().splitlines()[1:]]
+    right = sum(a == b for a, b in zip(net.predict(rows, names=True), kinds, strict=True))
+    assert right > 0.9 * len(rows)
+
+
 def _stat(rows: Any, key: str) -> torch.Tensor:
     return torch.tensor(rows.facts["normalisation"][key], dtype=torch.float64)
 
