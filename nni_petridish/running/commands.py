@@ -156,6 +156,8 @@ def tell_stopped(search: Search, options: argparse.Namespace) -> int:
     """Say what is kept of a search that was stopped and how to go on; return the exit code."""
     models = len(search.models())
     kept = f"{models} finished model{'s are' if models != 1 else ' is'} kept"
+    if not models:
+        kept = "there is no finished model yet"
     again = options.line if "--resume" in options.line else [*options.line, "--resume"]
     command = shlex.join(["nni-petridish", *again])
     print(
