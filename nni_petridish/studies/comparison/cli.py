@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nni_petridish.studies.comparison.settings import Comparison
 
 TABLES_FILE, RUNS_FILE, PICTURE_FILE = "compare.md", "compare.csv", "compare.svg"
+CROSSOVER_FILE = "crossover.svg"
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +76,7 @@ def _run(comparison: Comparison, options: argparse.Namespace) -> bool:
 def _finish(comparison: Comparison) -> int:
     """Print the tables and keep them; 1 if something is missing in them."""
     from nni_petridish.studies.comparison.chart import draw
+    from nni_petridish.studies.comparison.crossover_page import draw_crossover
     from nni_petridish.studies.comparison.findings import Findings
     from nni_petridish.studies.comparison.tables import to_csv, to_markdown, to_text
 
@@ -86,6 +88,7 @@ def _finish(comparison: Comparison) -> int:
         f"{start}{TABLES_FILE}": to_markdown(found, pilot),
         f"{start}{RUNS_FILE}": to_csv(found),
         f"{start}{PICTURE_FILE}": draw(found),
+        f"{start}{CROSSOVER_FILE}": draw_crossover(found),
     }
     print_fitting(f"\n{to_text(found, pilot)}", files[f"{start}{TABLES_FILE}"])
     keep_files(comparison.folder, files)

@@ -74,9 +74,9 @@ class Findings:
         found = {seed: compute(self, method, seed) for seed in self.results[method]}
         return {seed: value for seed, value in found.items() if value is not None}
 
-    def curve(self, method: str, seed: int, unit: str) -> measures.Curve:
-        """Return an any-time curve."""
-        return measures.curve(self.results[method][seed], unit, self.limit)
+    def curve(self, method: str, seed: int, unit: str, *, epochs: bool = False) -> measures.Curve:
+        """Return an any-time curve, with a point after every epoch if asked for."""
+        return measures.curve(self.results[method][seed], unit, self.limit, epochs=epochs)
 
     def budget(self, seed: int, unit: str) -> float | None:
         """Return the compute of the reference run of a seed."""
@@ -90,6 +90,7 @@ class Findings:
             method: result
             for method in self.comparison.methods
             if method != self.reference
+            and self.comparison.section.methods[method].share == 1  # the compute is equal
             and (result := paired(self.values(method, quantity), own)) is not None
         }
         corrected = holm([result.t_test for result in found.values()])

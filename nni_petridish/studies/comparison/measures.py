@@ -16,7 +16,7 @@ Curve = list[tuple[float, float]]
 """Pairs (compute, lowest error so far), in order of compute."""
 
 
-def curve(result: Result, unit: str, limit: float | None) -> Curve:
+def curve(result: Result, unit: str, limit: float | None, *, epochs: bool = False) -> Curve:
     """Return the any-time curve of a run.
 
     Parameters
@@ -27,10 +27,16 @@ def curve(result: Result, unit: str, limit: float | None) -> Curve:
         ``seconds`` or ``operations``.
     limit
         The largest number of multiply-adds of a model that counts.
+    epochs
+        Whether the networks after each epoch count too, and not only finished models.
     """
     lowest = float(result["untrained_error"])
     points: Curve = [(0.0, lowest)]
-    for model in _counted(result, limit):
+    found = _counted(result, limit)
+    if epochs:  # earlier versions did not record them
+        found += _counted({"models": result.get("epochs", [])}, limit)
+        found.sort(key=lambda model: float(model[unit]))
+    for model in found:
         lowest = min(lowest, float(model["error"]))
         points.append((float(model[unit]), lowest))
     return points

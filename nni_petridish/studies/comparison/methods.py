@@ -44,6 +44,8 @@ _TIMED_STEPS = 20
 _BEST = "best.safetensors"
 _SUPERNET = "supernet"
 _SEED_MODEL = growth_id(0)
+_COMPUTE = ("max_models", "max_epochs", "max_seconds")
+"""Limits that the budget replaces, unless a method sets them itself."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Assignment:
         """The compute to spend; None if the settings of the search decide."""
         if self.reference is None:
             return None
-        return Spent(self.reference["seconds"], self.reference["operations"]).of(self.run.budget)
+        spent = Spent(self.reference["seconds"], self.reference["operations"])
+        return self.run.method.share * spent.of(self.run.budget)
 
     @property
     def limit(self) -> float:
@@ -129,7 +132,11 @@ def grow(given: Assignment) -> SavedModel | None:
     """Search with Petridish; the score and all other settings are those of the configuration."""
     config = given.run.config
     if given.budget is not None:
-        limits = replace(config.settings.limits, max_models=None, max_epochs=None, max_seconds=None)
+        own = given.run.method.set
+        lifted: dict[str, Any] = {
+            n: None for n in _COMPUTE if f"limits.{n}" not in own and "limits" not in own
+        }
+        limits = replace(config.settings.limits, **lifted)
         config = replace(config, settings=replace(config.settings, limits=limits))
 
     def note(search: Search) -> None:

@@ -6,10 +6,10 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import ARGUMENTS
@@ -47,16 +47,25 @@ class MethodSettings:
         ``searchSpace.mode``.
     options
         Arguments of NNI's strategy.
+    share
+        The share of the budget that it gets. A training of one network with a decaying learning
+        rate is good at its end only: methods that differ in their shares alone are one curve of the
+        crossover.
     """
 
     kind: Annotated[str, OneOf(KINDS)] = GROWTH
     set: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    share: Annotated[float, Gt(0), Le(1)] = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.options and self.kind not in (*NNI_STRATEGIES, DARTS):
             raise ConfigError(f"options are for strategies of NNI but the kind is {self.kind}.")
+
+    def identity(self) -> dict[str, Any]:
+        """Return plain data, without a share that is all: earlier runs stay the same runs."""
+        return {k: v for k, v in asdict(self).items() if (k, v) != ("share", 1.0)}
 
 
 @dataclass(frozen=True)
@@ -124,6 +133,12 @@ class CompareSettings:
                 f"methods must begin with one of kind {GROWTH}, which sets the budget, but"
                 f" {self.reference} is of kind {self.methods[self.reference].kind}."
             )
+        if self.methods[self.reference].share != 1:
+            share = self.methods[self.reference].share
+            raise ConfigError(
+                f"methods.{self.reference}.share must be 1, since it sets the budget, but got"
+                f" {share}."
+            )
         if self.baseline is not None and self.baseline not in self.methods:
             names = ", ".join(self.methods)
             raise ConfigError(f"baseline must be one of {names} but got {self.baseline!r}.")
@@ -162,7 +177,7 @@ class CompareSettings:
 def _read_method(name: str, given: object) -> MethodSettings:
     place = f"methods.{name}"
     keys = read_mapping(place, given or {})
-    refuse_unknown(keys, ("kind", "set", "options"), place)
+    refuse_unknown(keys, ("kind", "set", "options", "share"), place)
     with prefix(f"{place}."):
         return MethodSettings(**keys)
 

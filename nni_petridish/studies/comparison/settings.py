@@ -74,7 +74,7 @@ class CompareRun:
     def digest(self) -> str:
         """A digest of all that decides the result."""
         document = {
-            "method": asdict(self.method),
+            "method": self.method.identity(),
             **describe_search(self.config),
             "limit": self.limit,
             "final": None if self.final is None else asdict(self.final),

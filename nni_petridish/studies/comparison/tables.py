@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from nni_petridish.results.report.svg import short_count
 from nni_petridish.results.report.tables import markdown_table, text_table
+from nni_petridish.studies.comparison.crossover_page import CROSSOVER, crossover_rows
 from nni_petridish.studies.comparison.findings import (
     QUANTITIES,
     Findings,
@@ -116,6 +117,9 @@ def to_page(found: Findings, pilot: Findings, form: Format, heading: str) -> str
                 form(rows),
             ]
     parts += [f"{heading}Second view: equal {_UNITS[found.other_unit]}", form(view_rows(found))]
+    rows = crossover_rows(found)
+    if rows:
+        parts += [f"{heading}Crossover", CROSSOVER, form(rows)]
     rows = [] if found.comparison.is_pilot else power_rows(pilot, section.repeats)
     if rows:
         title = f"What {seeds} seeds can show in the {_title(found, primary(found))}"

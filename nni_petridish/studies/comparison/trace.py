@@ -55,6 +55,7 @@ class Trace:
         self._budget, self._clock = budget, clock
         self._seconds, self._operations = 0.0, 0.0
         self.models: list[dict[str, Any]] = []
+        self.epochs: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
         for event in self._journal.read_all():
             self._apply(event)
@@ -64,13 +65,17 @@ class Trace:
         """Return the compute so far."""
         return Spent(self._seconds + self._clock() - self._mark, self._operations)
 
-    def spend(self, what: str, operations: float, seconds: float | None = None) -> None:
-        """Record the seconds since the last record, or those given, and multiply-adds."""
+    def spend(
+        self, what: str, operations: float, seconds: float | None = None, **epoch: Any
+    ) -> None:
+        """Record the seconds since the last record, or those given, and multiply-adds.
+
+        ``epoch`` has the ``error`` and the ``multiply_adds`` of the network after it, if measured.
+        """
         now = self._clock()
         taken = now - self._mark if seconds is None else seconds
-        self._write(
-            {"event": _SPENT, "what": what, "seconds": taken, "operations": float(operations)}
-        )
+        spent = {"what": what, "seconds": taken, "operations": float(operations)}
+        self._write({"event": _SPENT, **spent, **epoch})
         if seconds is None:
             self._mark = now
 
@@ -85,6 +90,7 @@ class Trace:
         """Forget everything: an interrupted supernet is trained anew, and counts once."""
         self._journal.path.unlink(missing_ok=True)
         self._seconds, self._operations, self._mark = 0.0, 0.0, self._clock()
+        self.epochs.clear()
 
     def remember(self, **facts: Any) -> None:
         """Record facts that a resumed run must know."""
@@ -109,6 +115,10 @@ class Trace:
         if event["event"] == _SPENT:
             self._seconds += event["seconds"]
             self._operations += event["operations"]
+            if "error" in event:
+                network = {name: event[name] for name in ("error", "multiply_adds")}
+                spent = {"seconds": self._seconds, "operations": self._operations}
+                self.epochs.append(network | spent)
         elif event["event"] == _MODEL:
             self.models.append({k: v for k, v in event.items() if k != "event"})
         else:
@@ -149,9 +159,14 @@ class TracedTask:
     ) -> list[Record]:
         """Train; record the compute of every epoch before its callback is called."""
         operations = self.task.operations(net, 1)
+        # Nobody would take a network with candidates attached.
+        size = None if phase.name == "weak" else self.task.size(net)[0]
 
         def on_epoch(name: str, record: Record) -> None:
-            self.trace.spend(name, operations)
+            epoch: dict[str, Any] = {}
+            if size is not None and "validation_error" in record:
+                epoch = {"error": record["validation_error"], "multiply_adds": size}
+            self.trace.spend(name, operations, **epoch)
             callbacks.on_epoch(name, record)
 
         return self.task.train(net, phase, replace(callbacks, on_epoch=on_epoch))

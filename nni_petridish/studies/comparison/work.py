@@ -116,6 +116,7 @@ def carry_out(run: CompareRun, stop: Callable[[], bool]) -> Result | None:
         "threads": torch.get_num_threads(),
         "untrained_error": _untrained_error(task, run.seed),
         "models": trace.models,
+        "epochs": trace.epochs,
         "best": {k: v for k, v in best.facts.items() if k in _FACTS},
         "genotype": best.genotype.to_dict(),
         "test_error": task.test(net)["error"],
