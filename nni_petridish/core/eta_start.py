@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nni_petridish.core.modes import evaluation_mode
+from nni_petridish.core.modes import averaging_statistics, evaluation_mode
 from nni_petridish.core.select import Losses
 from nni_petridish.core.site import sites
 from nni_petridish.core.weak_learner import WeakLearner
@@ -111,24 +110,9 @@ def calibrate(net: nn.Module, learners: Iterable[WeakLearner], losses: Losses) -
     """
     norms = {id(m): m for one in learners for m in one.modules() if isinstance(m, _BatchNorm)}
     fresh = [norm for norm in norms.values() if norm.num_batches_tracked == 0]
-    with evaluation_mode(net), _averaging(fresh):
+    with evaluation_mode(net), averaging_statistics(fresh):
         if not _losses(net, losses):
             raise GrowthError("the line search needs held-out batches but the task has none.")
-
-
-@contextmanager
-def _averaging(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Let batch norms average their statistics over all batches of the block."""
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = None  # the plain average
-        norm.train()
-    try:
-        yield
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-            norm.eval()
 
 
 def _losses_at(

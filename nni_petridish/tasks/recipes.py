@@ -69,10 +69,16 @@ def can_hold(recipe: type) -> bool:
 
 def recipe_identity(recipe: Any) -> dict[str, Any]:
     """Return a recipe as plain data, as earlier versions knew it if it has nothing new."""
-    return {k: v for k, v in asdict(recipe).items() if k != _HOLD or v}
+    return {k: v for k, v in asdict(recipe).items() if k not in (_HOLD, _AVERAGE) or v}
 
 
-_HOLD = "hold_epochs"
+def plain_recipe(recipe: Recipe) -> Recipe:
+    """Return a recipe without averaged weights: weak learning selects by the last α."""
+    averages = any(field.name == _AVERAGE for field in fields(recipe))  # type: ignore[arg-type]
+    return replace(recipe, average=0.0) if averages else recipe  # type: ignore[type-var]
+
+
+_HOLD, _AVERAGE = "hold_epochs", "average"
 _RATES = ("lr", "lr_min", "scalar_lr")
 
 

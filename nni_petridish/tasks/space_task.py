@@ -15,7 +15,7 @@ from nni_petridish.core.widen import find_places, widen_into
 from nni_petridish.errors import ConfigError
 from nni_petridish.registry import Measure
 from nni_petridish.tasks.loop import History, LoopOptions, loop_options
-from nni_petridish.tasks.recipes import held_recipe, scaled_recipe
+from nni_petridish.tasks.recipes import held_recipe, plain_recipe, scaled_recipe
 from nni_petridish.tasks.task import NO_CALLBACKS, Callbacks, Phase, Record
 
 
@@ -75,6 +75,8 @@ class SpaceTask(ABC):
         """Train by the recipe; measure on the validation data after every epoch."""
         recipe = scaled_recipe(replace(self.recipe, epochs=phase.epochs), phase.lr_factor)
         recipe = held_recipe(recipe, phase.hold_epochs)
+        if phase.name == "weak":
+            recipe = plain_recipe(recipe)
         history = self._fit(net, recipe, phase.random_seed, **loop_options(phase, callbacks))
         return list(history.records)
 

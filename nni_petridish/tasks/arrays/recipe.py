@@ -24,6 +24,9 @@ class ArrayRecipe:
         Options of SGD; the learning rate decreases to 0.
     clip
         The largest norm of the gradients of the network, and of those of its candidates.
+    average
+        The share of a training, its last epochs, over which the weights are averaged for evaluation
+        and for the saved model; 0 for none.
     """
 
     epochs: Count = 20
@@ -32,6 +35,7 @@ class ArrayRecipe:
     momentum: Share = 0.9
     weight_decay: Annotated[float, Ge(0)] = 3e-4
     clip: Annotated[float, Gt(0)] = 5.0
+    average: Share = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -14,10 +14,16 @@ from torch.nn import functional as F
 from nni_petridish.core.modes import evaluation_mode
 from nni_petridish.errors import DataError, TrainingError
 from nni_petridish.tasks.arrays.recipe import ArrayRecipe as ArrayRecipe
-from nni_petridish.tasks.checkpoint import fits, restore
+from nni_petridish.tasks.averaging import (
+    AVERAGED_STEPS,
+    STATISTICS_BATCHES,
+    AveragedWeights,
+    first_averaged_epoch,
+)
 from nni_petridish.tasks.distributed import World
 from nni_petridish.tasks.loop import Bar, History, LoopOptions, Steps, run
 from nni_petridish.tasks.optim import clip_groups, make_optimizer, take_step
+from nni_petridish.tasks.recipes import recipe_identity
 from nni_petridish.tasks.task import Record
 
 _EVALUATION_BATCH = 1024
@@ -136,29 +142,31 @@ class _ArrayTrainer:
             net, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
         )
         self.clip_groups = clip_groups(net)
-        self._identity = {"seed": seed, "examples": len(train), "recipe": asdict(recipe)}
+        settings = recipe_identity(recipe)
+        self._identity = {"seed": seed, "examples": len(train), "recipe": settings}
+        first = first_averaged_epoch(recipe.epochs, recipe.average)
+        self.average = AveragedWeights(net, first, self._show)
 
     @property
     def state(self) -> nn.Module:
-        """The network itself."""
-        return self.net
+        """The network, and the average of its weights if there is one."""
+        return self.average.state
 
     def facts(self) -> dict[str, Any]:
-        """Return what identifies the run."""
-        return self._identity
+        """Return what identifies the run, and how many steps were averaged."""
+        return self._identity | self.average.facts()
 
     def resume(self, tensors: dict[str, Tensor], facts: dict[str, Any], epochs: int) -> bool:
-        """Restore weights and momenta of the same run."""
-        if facts != self._identity or not fits(tensors, self.net, self.optimizer):
-            return False
-        restore(tensors, self.net, self.optimizer)
-        return True
+        """Restore weights, averages and momenta of the same run."""
+        steps = facts.pop(AVERAGED_STEPS, None)
+        return facts == self._identity and self.average.resume(tensors, self.optimizer, steps)
 
     def epoch(self, epoch: int, seed: int, steps: Steps) -> Record:
         """Show every example once, or as many as an epoch has steps for, in the seed's order."""
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
         total, lr, sums = self.steps * self.recipe.epochs, self.recipe.lr, 0.0
         batches = order.tensor_split(steps_per_epoch(len(order), self.recipe.batch_size))
+        self.average.before(epoch)
         for index, chosen in enumerate(batches[: self.steps]):
             steps.before(f"step {index + 1}")
             loss = self._loss(chosen)
@@ -177,11 +185,13 @@ class _ArrayTrainer:
         is_last = len(before) + 1 >= self.recipe.epochs
         if self.validation is None or not (is_last or self.every_epoch):
             return {}
-        measured = evaluate(self.net, self.validation)
+        with self.average.in_place():
+            measured = evaluate(self.net, self.validation)
         return {f"validation_{name}": value for name, value in measured.items()}
 
     def finish(self) -> None:
-        """Leave the weights as the last step left them."""
+        """Give the network the averaged weights, if there are any."""
+        self.average.settle()
 
     def _loss(self, chosen: Tensor) -> Tensor:
         losses = self.train.losses(self.net(self.train.inputs[chosen]), chosen)
@@ -189,3 +199,11 @@ class _ArrayTrainer:
 
     def _update(self, loss: Tensor, lr: float) -> None:
         take_step(self.optimizer, loss, self.clip_groups, self.recipe.clip, lambda group: lr)
+        self.average.add()
+
+    def _show(self) -> None:
+        """Show the network some training examples, always in the same order."""
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(0))
+        batches = order.tensor_split(steps_per_epoch(len(order), self.recipe.batch_size))
+        for chosen in batches[:STATISTICS_BATCHES]:
+            self.net(self.train.inputs[chosen])

@@ -49,6 +49,8 @@ class LanguageRecipe:
     temporal_activation: Annotated[float, Ge(0)] = 1e-3
     # SGD becomes averaged SGD once the validation loss is no better than it was so many epochs ago.
     patience: Count = 5
+    # The share of a training, its last epochs, that is averaged in any case; 0 = none.
+    average: Share = 0.0
     # auto = cuda if there is one.
     device: Device = "auto"
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Unpack, cast
 
@@ -19,13 +17,14 @@ from torch import Tensor, nn
 
 from nni_petridish.core.modes import evaluation_mode
 from nni_petridish.errors import TrainingError
-from nni_petridish.tasks.checkpoint import fits, restore
+from nni_petridish.tasks.averaging import AVERAGED_STEPS, AveragedWeights, first_averaged_epoch
 from nni_petridish.tasks.device import resolve_device
 from nni_petridish.tasks.distributed import ALONE, World
 from nni_petridish.tasks.language.recipe import LanguageRecipe
 from nni_petridish.tasks.language.text import to_columns
 from nni_petridish.tasks.loop import Bar, History, LoopOptions, Steps, check_seed, run
 from nni_petridish.tasks.optim import clip_groups, make_optimizer, take_step
+from nni_petridish.tasks.recipes import recipe_identity
 from nni_petridish.tasks.task import Record
 
 __all__ = [
@@ -160,16 +159,19 @@ class _TextTrainer:
             net, lr=recipe.lr, weight_decay=recipe.weight_decay, scalar_lr=recipe.scalar_lr
         )
         self.clip_groups = clip_groups(net, scalars_apart=True)
-        self.average = _Average(net)
-        settings = asdict(recipe)
-        for name in ("device", "epochs"):  # a run may move to another machine, and be prolonged
-            del settings[name]
+        # Without batch norm statistics: a cell has no batch norm, only its candidates have.
+        first = first_averaged_epoch(recipe.epochs, recipe.average)
+        self.average = AveragedWeights(net, first, is_whole=True)
+        settings = recipe_identity(recipe)
+        del settings["device"]  # a run may move to another machine
+        if not recipe.average:
+            del settings["epochs"]  # and be prolonged, if nothing depends on its end
         self._identity = {"seed": seed, "words": text.numel(), "recipe": settings}
 
     @property
     def state(self) -> nn.Module:
         """The network, and the average of its weights if there is one."""
-        return self.average
+        return self.average.state
 
     @property
     def world(self) -> World:
@@ -183,25 +185,19 @@ class _TextTrainer:
 
     def facts(self) -> dict[str, Any]:
         """Return what identifies the run, and how many steps were averaged."""
-        return self._identity | {"averaged_steps": self.average.steps}
+        return self._identity | {AVERAGED_STEPS: self.average.steps}
 
     def resume(self, tensors: dict[str, Tensor], facts: dict[str, Any], epochs: int) -> bool:
         """Restore weights and averages of the same run, which may have been for fewer epochs."""
-        steps = facts.pop("averaged_steps", None)
-        average = _Average(self.net)
-        if steps is not None:
-            average.begin(steps)
+        steps = facts.pop(AVERAGED_STEPS, None)
         same = facts == self._identity and epochs <= self.recipe.epochs
-        if not same or not fits(tensors, average, self.optimizer):
-            return False
-        restore(tensors, average, self.optimizer)
-        self.average = average
-        return True
+        return same and self.average.resume(tensors, self.optimizer, steps)
 
     def epoch(self, epoch: int, seed: int, steps: Steps) -> Record:
         """Read the text once, in stretches of random length."""
         state = self.model.initial_state(self.text.shape[1])
         total, done = 0.0, 0
+        self.average.before(epoch)
         for i, length in self._stretches(np.random.default_rng(seed)):
             steps.before(f"word {i}")
             targets = self.text[i + 1 : i + 1 + length]
@@ -261,54 +257,6 @@ class _TextTrainer:
         take_step(self.optimizer, loss, self.clip_groups, recipe.clip, lr)
         self.average.add()
         return float(plain.detach()), outputs[-1].detach()
-
-
-class _Average(nn.Module):
-    """The network and, from some step on, the average of its weights since then."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-        self.steps: int | None = None
-
-    def begin(self, steps: int = 0) -> None:
-        """Start to average; `steps` steps have been averaged before."""
-        self.steps = steps
-        for i, parameter in enumerate(self.net.parameters()):
-            self.register_buffer(f"average_{i}", parameter.detach().clone())
-
-    def add(self) -> None:
-        """Add the weights after a step to the average."""
-        if self.steps is not None:
-            self.steps += 1
-            for average, parameter in self._pairs():
-                average.lerp_(parameter.detach(), 1 / self.steps)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Give the network the averaged weights for as long as the context lasts."""
-        if not self.steps:
-            yield
-            return
-        kept = [parameter.detach().clone() for _, parameter in self._pairs()]
-        self.settle()
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for (_, parameter), own in zip(self._pairs(), kept, strict=True):
-                    parameter.copy_(own)
-
-    @torch.no_grad()
-    def settle(self) -> None:
-        """Give the network the averaged weights."""
-        if self.steps:
-            for average, parameter in self._pairs():
-                parameter.copy_(average)
-
-    def _pairs(self) -> list[tuple[Tensor, nn.Parameter]]:
-        parameters = enumerate(self.net.parameters())
-        return [(self.get_buffer(f"average_{i}"), parameter) for i, parameter in parameters]
 
 
 def _perplexity(loss: float) -> float:

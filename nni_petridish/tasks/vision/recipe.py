@@ -36,6 +36,9 @@ class Recipe:
     lr_decay: Annotated[float, Gt(0), Le(1)] = 0.97
     # Epochs at the full rate before it decays; told by a growth with `anneal`, not by a file.
     hold_epochs: Annotated[int, Ge(0)] = 0
+    # The share of a training, its last epochs, over which the weights are averaged for evaluation
+    # and for the saved model; 0 = the weights of the last step, as in the paper.
+    average: Share = 0.0
     momentum: Share = 0.9
     # The authors' code; the paper does not say. Never on α and η: L1 alone decides on α.
     weight_decay: Annotated[float, Ge(0)] = 2e-4

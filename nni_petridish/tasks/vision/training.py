@@ -7,6 +7,7 @@ network, and α and η do not decay.
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, Unpack, cast, runtime_checkable
 
 import torch
@@ -15,7 +16,12 @@ from torch.nn import functional as F
 
 from nni_petridish.core.modes import evaluation_mode
 from nni_petridish.errors import DataError, TrainingError
-from nni_petridish.tasks.checkpoint import fits, restore
+from nni_petridish.tasks.averaging import (
+    AVERAGED_STEPS,
+    STATISTICS_BATCHES,
+    AveragedWeights,
+    first_averaged_epoch,
+)
 from nni_petridish.tasks.device import resolve_device
 from nni_petridish.tasks.distributed import current_world
 from nni_petridish.tasks.loop import Bar, History, LoopOptions, Steps, check_seed, run
@@ -166,22 +172,22 @@ class _ImageTrainer:
         settings = recipe_identity(recipe)
         del settings["device"]  # a run may move to another machine
         self._identity = {"seed": seed, "images": len(train), "recipe": settings}
+        first = first_averaged_epoch(recipe.epochs, recipe.average, recipe.hold_epochs)
+        self.average = AveragedWeights(net, first, self._show)
 
     @property
     def state(self) -> nn.Module:
-        """The network itself."""
-        return self.net
+        """The network, and the average of its weights if there is one."""
+        return self.average.state
 
     def facts(self) -> dict[str, Any]:
-        """Return what identifies the run."""
-        return self._identity
+        """Return what identifies the run, and how many steps were averaged."""
+        return self._identity | self.average.facts()
 
     def resume(self, tensors: dict[str, Tensor], facts: dict[str, Any], epochs: int) -> bool:
-        """Restore weights and momenta of the same run."""
-        if facts != self._identity or not fits(tensors, self.net, self.optimizer):
-            return False
-        restore(tensors, self.net, self.optimizer)
-        return True
+        """Restore weights, averages and momenta of the same run."""
+        steps = facts.pop(AVERAGED_STEPS, None)
+        return facts == self._identity and self.average.resume(tensors, self.optimizer, steps)
 
     def epoch(self, epoch: int, seed: int, steps: Steps) -> Record:
         """Show every image once, augmented."""
@@ -192,6 +198,7 @@ class _ImageTrainer:
         draws = self.augmentation.draw(images, self.image_size, generator, self.device)
         metrics = EpochMetrics(epoch, self.device)
         lr = recipe.lr
+        self.average.before(epoch)
         batches = self.train.batches(recipe.batch_size, generator, world)
         for index, (raw, labels) in enumerate(batches):
             steps.before(f"step {index + 1}")
@@ -210,14 +217,16 @@ class _ImageTrainer:
         return {"loss": metrics.loss, "error": metrics.error, "lr": lr}
 
     def validate(self, before: list[Record]) -> Record:
-        """Measure on the validation images."""
+        """Measure on the validation images, with the averaged weights if there are any."""
         if self.validation is None:
             return {}
-        metrics = evaluate(self.net, self.validation, self.recipe)
+        with self.average.in_place():
+            metrics = evaluate(self.net, self.validation, self.recipe)
         return {"validation_loss": metrics.loss, "validation_error": metrics.error}
 
     def finish(self) -> None:
-        """Leave the weights as the last step left them."""
+        """Give the network the averaged weights, if there are any."""
+        self.average.settle()
 
     def _loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         smoothing = self.recipe.label_smoothing
@@ -231,6 +240,14 @@ class _ImageTrainer:
 
     def _update(self, loss: Tensor, lr: float) -> None:
         take_step(self.optimizer, loss, self.clip_groups, self.recipe.clip, lambda group: lr)
+        self.average.add()
+
+    def _show(self) -> None:
+        """Show the network some training images as they are, always in the same order."""
+        batches = self.train.batches(self.recipe.batch_size, torch.Generator().manual_seed(0))
+        for raw, _ in islice(batches, STATISTICS_BATCHES):
+            with _autocast(self.recipe, self.device):
+                self.net(_laid_out(self.train.normalize(raw), self.recipe))
 
 
 class _Outputs(nn.Module):
