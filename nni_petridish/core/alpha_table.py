@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.core.genotype import Shortcut
+from nni_petridish.core.halving import Halving
 
 Schedule = Callable[[int], float]
 """λ as a function of the number of backward passes since the candidates were attached."""
@@ -51,6 +52,8 @@ class AlphaTable(nn.Module):
     """
 
     backward_passes: Tensor
+    halving: Halving | None
+    """The candidates that still learn, if the worse ones leave early; see `halve`."""
     no_weight_decay = ("alpha",)  # L1 alone decides on α
 
     def __init__(
@@ -65,7 +68,21 @@ class AlphaTable(nn.Module):
         start = 1.0 / (competitors or len(shortcuts))
         self.alpha = nn.Parameter(torch.full((len(shortcuts),), start))
         self.register_buffer("backward_passes", torch.zeros((), dtype=torch.int64))
+        self.halving = None
         self._watch_alpha()
+
+    def halve(self, period: int, least: int) -> None:
+        """Let the worse half of the candidates leave every so many backward passes; see `Halving`.
+
+        At least so many stay.
+        """
+        self.halving = Halving(len(self.shortcuts), period, least).to(self.alpha.device)
+
+    def present(self) -> list[int] | None:
+        """Return the indices of the candidates that take part in the next step; None for all."""
+        if self.halving is None:
+            return None
+        return self.halving.present(self.alpha, int(self.backward_passes))
 
     def current_l1(self) -> float:
         """Return λ after the backward passes so far."""
@@ -78,7 +95,12 @@ class AlphaTable(nn.Module):
 
     def top(self, i_max: int) -> list[int]:
         """Return the indices of the i_max largest |α|, largest first, ties in table order."""
-        return largest_first(self.alpha.detach().abs())[:i_max]
+        return largest_first(self.magnitudes())[:i_max]
+
+    def magnitudes(self) -> Tensor:
+        """Return |α|, or numbers by which candidates that have left come after all others."""
+        sizes = self.alpha.detach().abs()
+        return sizes if self.halving is None else self.halving.last(sizes)
 
     def extra_repr(self) -> str:
         """Show the size and λ."""
@@ -94,7 +116,10 @@ class AlphaTable(nn.Module):
         if came_with_loss or self._has_l1():
             return gradient
         self._l1_version = self.alpha._version
-        return gradient + l1 * self.alpha.detach().sign()
+        signs = self.alpha.detach().sign()
+        if self.halving is not None:
+            signs[self.halving.left_after >= 0] = 0
+        return gradient + l1 * signs
 
     def _has_l1(self) -> bool:
         """Return whether α.grad, to which a gradient is being added, has the L1 term already."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Protocol, TypedDict, TypeGuard, TypeVar, runtime_checkable
+from typing import NotRequired, Protocol, TypedDict, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +41,16 @@ class Growable(Protocol):
 
 
 class AlphaRow(TypedDict):
-    """One candidate in the diary of a growth."""
+    """One candidate in the diary of a growth.
+
+    ``left`` is the number of steps after which it left, if it did (`Halving`). Its α is that of
+    this moment.
+    """
 
     source: str
     op: str
     alpha: float
+    left: NotRequired[int]
 
 
 def attach_candidates(
@@ -221,17 +226,15 @@ def alpha_tables(
     """
     tables = _tables(net)
     order = {key: largest_first(score) for key, score in _scores(tables, scores).items()}
-    return {
-        key: [
-            AlphaRow(
-                source=table.shortcuts[i][0],
-                op=table.shortcuts[i][1],
-                alpha=float(table.alpha.detach()[i]),
-            )
-            for i in order[key]
-        ]
-        for key, table in tables.items()
-    }
+    return {key: [_alpha_row(table, i) for i in order[key]] for key, table in tables.items()}
+
+
+def _alpha_row(table: AlphaTable, i: int) -> AlphaRow:
+    source, op = table.shortcuts[i]
+    row = AlphaRow(source=source, op=op, alpha=float(table.alpha.detach()[i]))
+    if table.halving is not None and (left := int(table.halving.left_after[i])) >= 0:
+        row["alpha"], row["left"] = float(table.halving.left_alpha[i]), left
+    return row
 
 
 def _attach(site: Site, table: AlphaTable, weak_learning: str) -> Candidates:
@@ -309,7 +312,7 @@ def _scores(
 ) -> dict[str, Tensor]:
     """Return the score of every candidate: |α| unless others are given."""
     if scores is None:
-        return {key: table.alpha.detach().abs() for key, table in tables.items()}
+        return {key: table.magnitudes() for key, table in tables.items()}
     for key, table in tables.items():
         if len(scores.get(key, ())) != len(table.shortcuts):
             raise GrowthError(

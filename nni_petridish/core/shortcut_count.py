@@ -54,7 +54,7 @@ def count_shortcuts(
     halves = _halves(net, losses)
     totals = [0.0] * most
     for key, table in tables.items():
-        score = table.alpha.detach().abs() if scores is None else torch.tensor(scores[key])
+        score = table.magnitudes() if scores is None else torch.tensor(scores[key])
         order = largest_first(score)[:most]
         one, other = ((half[key].gram, half[key].correlations) for half in halves)
         for fitted, held_out in ((one, other), (other, one)):

@@ -87,9 +87,10 @@ class Candidates(nn.Module):
         if self.training and self._rests():
             return x_k  # without the gradient of sf(x_c) nothing of the candidates is trained
         z = {source: stop_gradient(value) for source, value in inputs.items()}
+        present = self.present()
         if fast_kernels_enabled():  # the same numbers as below, faster
-            return add_deferred_sum(x_k, self.table.alpha, self.ops_with_inputs(z))
-        return x_k + stop_forward(self.x_c(z))
+            return add_deferred_sum(x_k, self.weights(present), self.ops_with_inputs(z, present))
+        return x_k + stop_forward(self.x_c(z, present))
 
     def _rests(self) -> bool:
         """Count a training step, and return whether the candidates sit it out."""
@@ -98,18 +99,35 @@ class Candidates(nn.Module):
         self.steps += 1
         return int(self.steps - 1) % self.every != 0
 
-    def x_c(self, z: Mapping[str, Tensor]) -> Tensor:
-        """Return Σ α_ij·op_j(z_i) (Eq. 5)."""
-        pairs = zip(self.table.alpha.unbind(), self.ops_with_inputs(z), strict=True)
+    def present(self) -> list[int] | None:
+        """Return the indices of the candidates of this step; None for all, as in evaluation."""
+        return self.table.present() if self.training else None
+
+    def weights(self, present: Sequence[int] | None) -> Tensor:
+        """Return α of the candidates with these indices, None for all."""
+        return self.table.alpha if present is None else self.table.alpha[present]
+
+    def x_c(self, z: Mapping[str, Tensor], present: Sequence[int] | None = None) -> Tensor:
+        """Return Σ α_ij·op_j(z_i) (Eq. 5), over the candidates with these indices if given."""
+        weights = self.weights(present).unbind()
+        pairs = zip(weights, self.ops_with_inputs(z, present), strict=True)
         return functools.reduce(operator.add, (alpha * op(z_i) for alpha, (op, z_i) in pairs))
 
-    def ops_with_inputs(self, z: Mapping[str, Tensor]) -> list[tuple[nn.Module, Tensor]]:
-        """Return op_j and the adapted z_i of every candidate, in the order of the α table."""
+    def ops_with_inputs(
+        self, z: Mapping[str, Tensor], present: Sequence[int] | None = None
+    ) -> list[tuple[nn.Module, Tensor]]:
+        """Return op_j and the adapted z_i of every candidate, in the order of the α table.
+
+        ``present`` are the indices of those that are wanted; None for all.
+        """
+        sources = [source for source, _ in self.table.shortcuts]
+        wanted = list(zip(sources, self.ops, strict=True))
+        if present is not None:
+            wanted = [wanted[i] for i in present]
+            read = {source for source, _ in wanted}
+            z = {source: value for source, value in z.items() if source in read}
         adapted = adapt(self.adapters, z)
-        return [
-            (op, adapted[source])
-            for (source, _), op in zip(self.table.shortcuts, self.ops, strict=True)
-        ]
+        return [(op, adapted[source]) for source, op in wanted]
 
     def weighted_sum(self, inputs: Mapping[str, Tensor], indices: Sequence[int]) -> Tensor:
         """Return Σ α_ij·op_j(z_i) over the candidates with these indices in the α table."""
@@ -134,6 +152,17 @@ def train_every(net: nn.Module, every: int) -> None:
             module.every = every
             # A buffer, so that a training that is continued goes on in the same rhythm.
             module.steps = torch.zeros((), dtype=torch.long)
+
+
+def halve_candidates(net: nn.Module, period: int, least: int) -> None:
+    """Let the worse half of the candidates of each α table leave every so many backward passes.
+
+    At least so many stay. Those that leave cost nothing in training from then on, and are selected
+    only if no other selection is left.
+    """
+    for module in net.modules():
+        if isinstance(module, AlphaTable):
+            module.halve(period, least)
 
 
 def adapt(adapters: NamedModules, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

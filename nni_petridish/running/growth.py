@@ -19,11 +19,13 @@ from nni_petridish.core.eta_start import count_learners, line_search, new_learne
 from nni_petridish.core.forecast import add_predictions
 from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.grow import alpha_tables, attach_candidates, finalize_candidates
+from nni_petridish.core.halving import halving_period, ranked_last
+from nni_petridish.core.held_out import alpha_tables_of
 from nni_petridish.core.l1 import LINE, L1Schedule
 from nni_petridish.core.select import Scores, score_named
 from nni_petridish.core.selection import count_selections
 from nni_petridish.core.shortcut_count import count_shortcuts
-from nni_petridish.core.weak_learner import WeakLearner, train_every
+from nni_petridish.core.weak_learner import WeakLearner, halve_candidates, train_every
 from nni_petridish.errors import GalleryError, Interrupted, RejectedError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import FACTS
@@ -164,6 +166,8 @@ class _Work:
         """Add one weak learner per site; return the diary."""
         attach_candidates(net, self._l1(), weak_learning=self.plan.weak_learning)
         train_every(net, self.plan.weak_every)
+        if self.plan.weak_halving:
+            halve_candidates(net, self._halving_period(), 2 * self.growth.i_max)
         learned = self._learn_weakly(net) if self.plan.weak_epochs else {}
         scores, before = self._scores(net), count_learners(net)
         i_max = self._i_max(net, scores)
@@ -241,10 +245,11 @@ class _Work:
         if self.plan.score == "alpha" and self.plan.score_per is None:
             return None
         scores = score_named(self.plan.score)(net, self.task.validation_losses)
-        if self.plan.score_per is None:
-            return scores
-        costs = candidate_milliseconds(net, self.task.validation_losses)
-        return per_millisecond(scores, costs)
+        if self.plan.score_per is not None:
+            costs = candidate_milliseconds(net, self.task.validation_losses)
+            scores = per_millisecond(scores, costs)
+        halvings = {key: table.halving for key, table in alpha_tables_of(net).items()}
+        return ranked_last(scores, halvings)
 
     def _i_max(self, net: nn.Module, scores: Scores | None) -> int:
         """Return the number of shortcuts of each new weak learner."""
@@ -311,6 +316,10 @@ class _Work:
             return self.growth.l1
         steps = self.task.steps(self.plan.weak_epochs)
         return L1Schedule(self.plan.l1_schedule, self.growth.l1, steps)
+
+    def _halving_period(self) -> int:
+        steps = self.task.steps(self.plan.weak_epochs)
+        return halving_period(self.plan.weak_halving, steps, self.plan.weak_every)
 
     def _seed(self, phase: str) -> int:
         # Growth seeds are below 2³¹; distinct phases of distinct growths get distinct seeds.

@@ -187,6 +187,9 @@ class GrowthSettings:
         The filters after a growth of the width, as a multiple of those before.
     weak_every
         Candidates are trained on every so many batches; the network itself is trained on all.
+    weak_halving
+        The share of weak learning after which, again and again, the worse half of the candidates of
+        each α table leaves, by |α|; at least 2·I_max stay. 0 (the paper) trains all to the end.
     fewer_shortcuts
         Whether I_max is only the largest number of shortcuts: as many are kept as lower the loss on
         validation batches that their weights were not fitted on, to first order.
@@ -211,6 +214,7 @@ class GrowthSettings:
     grow: Annotated[str, OneOf(GROWS)] = SHORTCUTS
     widen_by: Annotated[float, Gt(1), Le(16)] = 1.5
     weak_every: Count = 1
+    weak_halving: Annotated[float, Ge(0), Lt(1)] = 0.0
     fewer_shortcuts: bool = False
     score_per: Annotated[str, OneOf((MILLISECOND,))] | None = None
 
@@ -221,7 +225,8 @@ class GrowthSettings:
         if self.eta != 0 and self.weak_learning != "isolated":
             raise ConfigError("eta must be 0 in joint weak learning, which finds its own.")
         if self.weak_learning != "isolated":
-            for name, usual in (("weak_every", 1), ("fewer_shortcuts", False)):
+            isolated = {"weak_every": 1, "weak_halving": 0, "fewer_shortcuts": False}
+            for name, usual in isolated.items():
                 if getattr(self, name) != usual:
                     raise ConfigError(f"{name} must be {usual} in joint weak learning.")
         if self.grow == WIDTH and self.weak_epochs:
@@ -257,6 +262,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "anneal": 0.0,
         "grow": SHORTCUTS,
         "weak_every": 1,
+        "weak_halving": 0.0,
         "fewer_shortcuts": False,
         "score_per": None,
     },

@@ -89,27 +89,33 @@ class CandidateNodes(Candidates):
 
     mask: Tensor | None = None
 
-    def ops_with_inputs(self, z: Mapping[str, Tensor]) -> list[tuple[nn.Module, Tensor]]:
-        """Return the norm and the unnormalized state of every candidate."""
-        return [(op.norm, state) for op, state in self._states(z)]
+    def ops_with_inputs(
+        self, z: Mapping[str, Tensor], present: Sequence[int] | None = None
+    ) -> list[tuple[nn.Module, Tensor]]:
+        """Return the norm and the unnormalized state of every candidate, or of those present."""
+        return [(op.norm, state) for op, state in self._states(z, present)]
 
     def can_fuse(self, fused: FusedCell) -> bool:
         """Return whether `fused_candidates` supports all candidates."""
         own = [self, *(module for op in self.ops for module in op.modules())]
         return self.training and can_fuse_nodes(fused, own)
 
-    def fused_nodes(self) -> list[FusedNode]:
-        """Return all candidates as `fused_candidates` takes them."""
-        candidates = [cast(CandidateNode, op) for op in self.ops]
+    def fused_nodes(self, present: Sequence[int] | None) -> list[FusedNode]:
+        """Return all candidates, or those present, as `fused_candidates` takes them."""
         return [
             FusedNode(int(source[1:]), name, op.node.weight, op.norm)
-            for (source, name), op in zip(self.table.shortcuts, candidates, strict=True)
+            for (source, name), op in self._pairs(present)
         ]
 
-    def _states(self, z: Mapping[str, Tensor]) -> Iterator[tuple[CandidateNode, Tensor]]:
+    def _pairs(self, present: Sequence[int] | None) -> list[tuple[Shortcut, CandidateNode]]:
+        indices = range(len(self.ops)) if present is None else present
+        return [(self.table.shortcuts[i], cast(CandidateNode, self.ops[i])) for i in indices]
+
+    def _states(
+        self, z: Mapping[str, Tensor], present: Sequence[int] | None
+    ) -> Iterator[tuple[CandidateNode, Tensor]]:
         """Yield every candidate with its state; those of the same predecessor are adjacent."""
-        candidates = [cast(CandidateNode, op) for op in self.ops]
-        pairs = zip(self.table.shortcuts, candidates, strict=True)
+        pairs = self._pairs(present)
         for source, own in groupby(pairs, key=lambda pair: pair[0][0]):
             ops = [op for _, op in own]
             rows = z[source].flatten(1)
@@ -268,7 +274,8 @@ class RecurrentCell(Site):
             return fused.outputs()
         sf_x_c, weak = None, self.weak_learner
         if isinstance(weak, CandidateNodes) and weak.can_fuse(fused):
-            sf_x_c = fused_candidates(fused, weak.table.alpha, weak.fused_nodes())
+            present = weak.present()
+            sf_x_c = fused_candidates(fused, weak.weights(present), weak.fused_nodes(present))
         elif weak is not None:
             states = {node_name(i): fused.state(i) for i in range(len(weights) + 1)}
             sf_x_c = self._add_candidates(torch.zeros_like(states[node_name(0)]), states)

@@ -34,7 +34,7 @@ def alpha_chart(key: str, rows: Sequence[Mapping[str, Any]], i_max: int) -> Mark
         y, selected = 26 + _ROW * i, i < i_max
         length = max(abs(alpha or 0.0) / largest * _REACH, 0.5)
         css = "bold" if selected else "soft"
-        parts.append(svg.text(8, y + 13, ("✓ " if selected else "") + _name(row), css))
+        parts.append(svg.text(8, y + 13, ("✓ " if selected else "") + _label(row), css))
         parts.append(svg.box(left, y + 3, length, 12, "f0" if selected else "muted-f", 2))
         parts.append(svg.text(at_alpha, y + 13, _signed(alpha), css, "end"))
         if with_slopes:
@@ -73,8 +73,14 @@ def _name(row: Mapping[str, Any]) -> str:
     return f"{row['op']}({row['source']})"
 
 
+def _label(row: Mapping[str, Any]) -> str:
+    """Return the name, and when the candidate left, if it did."""
+    left = f", left after {row['left']}" if "left" in row else ""
+    return _name(row) + left
+
+
 def _width(row: Mapping[str, Any], selected: bool) -> float:
-    return _BOLD * (len(_name(row)) + 2) if selected else _LETTER * len(_name(row))
+    return _BOLD * (len(_label(row)) + 2) if selected else _LETTER * len(_label(row))
 
 
 def _number(value: object) -> float | None:
