@@ -37,6 +37,8 @@ class Site(nn.Module, ABC):
         are finalized. None if the table of this site does not compete.
     candidates_type
         The class of the attached candidates. A subclass can set one that computes them together.
+    fades
+        Whether finished weak learners are added by `WeakLearner.step`, so that they can fade in.
     learners
         The finished weak learners, in the order of growth.
     weak_learner
@@ -45,6 +47,7 @@ class Site(nn.Module, ABC):
 
     pool: str | None = None
     candidates_type: ClassVar[type[Candidates]] = Candidates
+    fades: ClassVar[bool] = True
 
     def __init__(self, key: str, sources: Sequence[str], op_names: Sequence[str]) -> None:
         super().__init__()
@@ -102,7 +105,7 @@ class Site(nn.Module, ABC):
             boosted = self._boost_in_one_pass(learner, x_k, inputs, wants_h)
             if boosted is None:
                 inputs[name] = learner(inputs, self.drop)
-                x_k = x_k + learner.eta * inputs[name]
+                x_k = x_k + learner.step(inputs[name])
             else:
                 x_k, h = boosted
                 if h is not None:

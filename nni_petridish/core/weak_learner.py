@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.core.alpha_table import AlphaTable
+from nni_petridish.core.fade import faded_input, faded_step
 from nni_petridish.core.genotype import Shortcut
 from nni_petridish.core.named_modules import NamedModules
 from nni_petridish.kernels.deferred import add_deferred_sum
@@ -186,9 +187,15 @@ class WeakLearner(nn.Module):
         op_merge: a module that maps the list of shortcut outputs to a tensor of x_k's shape.
     eta
         The initial η. 0 preserves the predictions of a trained parent.
+
+    Attributes
+    ----------
+    fade
+        The share of the step that is held back in the forward pass; see `nni_petridish.core.fade`.
     """
 
     no_weight_decay = ("eta",)
+    fade: float = 0.0
 
     def __init__(
         self,
@@ -203,10 +210,18 @@ class WeakLearner(nn.Module):
         self.merge = merge
         self.eta = nn.Parameter(torch.tensor(float(eta)))
 
+    def step(self, h: Tensor) -> Tensor:
+        """Return η·h, the step that is added to x_k."""
+        c = self.eta * h
+        return faded_step(c, self.fade) if self.fade else c
+
     def forward(
         self, inputs: Mapping[str, Tensor], drop: Callable[[Shortcut, Tensor], Tensor]
     ) -> Tensor:
         """Return h, with ``drop``, the drop-path of the site, applied to every shortcut."""
+        if self.fade:
+            read = {source for source, _ in self.shortcuts}
+            inputs = {source: faded_input(inputs[source], self.fade) for source in read}
         return self.merge(
             [
                 drop(shortcut, op(inputs[shortcut[0]]))
@@ -225,7 +240,7 @@ class WeakLearner(nn.Module):
 
         ``drop_factors`` is the drop-path of the site.
         """
-        if has_hooks(self) or not can_merge(x_k, self.merge, len(self.ops)):
+        if self.fade or has_hooks(self) or not can_merge(x_k, self.merge, len(self.ops)):
             return None
         assert isinstance(self.merge, ConcatConvNorm)
         prepared = []

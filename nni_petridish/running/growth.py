@@ -29,6 +29,7 @@ from nni_petridish.core.weak_learner import WeakLearner, halve_candidates, train
 from nni_petridish.errors import GalleryError, Interrupted, RejectedError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import FACTS
+from nni_petridish.running.fading import FadeIn, check_fading
 from nni_petridish.running.payment import payment
 from nni_petridish.running.siblings import select_new
 from nni_petridish.running.sizes import select_within, smallest_child
@@ -131,6 +132,8 @@ class _Work:
         """Train a seed model from scratch, or from the weights that the task's seed has."""
         self._randomize("seed")
         net = self.task.build(self.task.seed())
+        if self.plan.eta_fade:
+            check_fading(net)
         if self.plan.seed_epochs:
             self._train(net, "seed", self.plan.seed_epochs)
         return net, {}
@@ -142,13 +145,29 @@ class _Work:
         if self.plan.anneal:
             load_trunk(gallery, parent, net)
         self._randomize("weak")
+        before = count_learners(net)
         if self.plan.grow == WIDTH:
             net, diary = self._widen(gallery, net)
         else:
             diary = self._add_shortcuts(gallery, net)
         self._randomize("final")
-        self._train(net, "final", self.plan.final_epochs)
+        if self.plan.eta_fade and self.plan.grow != WIDTH:
+            self._fade_in(net, new_learners(net, before))
+        else:
+            self._train(net, "final", self.plan.final_epochs)
         return net, diary
+
+    def _fade_in(self, net: nn.Module, learners: list[WeakLearner]) -> None:
+        """Train after finalizing, with new weak learners that fade in."""
+        check_fading(net)
+        phase = self._phase("final", self.plan.final_epochs)
+        epochs = self.plan.eta_fade * phase.epochs
+        if phase.hold_epochs:  # children grow from a network that has faded in
+            epochs = min(epochs, float(phase.hold_epochs))
+        assert phase.checkpoint is not None
+        fade = FadeIn(learners, epochs, self.task.steps(1), phase.checkpoint)
+        self._train(net, "final", phase.epochs, fade.watch(self.callbacks))
+        fade.end()
 
     def _widen(self, gallery: Gallery, net: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
         """Return a wider network that predicts the same, and the diary."""
@@ -291,8 +310,10 @@ class _Work:
             metrics=metrics,
         )
 
-    def _train(self, net: nn.Module, phase: str, epochs: int) -> None:
-        training, callbacks = self._phase(phase, epochs), self.callbacks
+    def _train(
+        self, net: nn.Module, phase: str, epochs: int, callbacks: Callbacks | None = None
+    ) -> None:
+        training, callbacks = self._phase(phase, epochs), callbacks or self.callbacks
         if training.hold_epochs and phase != "weak":
             trunk = Trunk(self.folder, phase, training.hold_epochs)
             trunk.resume()

@@ -168,6 +168,10 @@ class GrowthSettings:
         The start of η: 0 (the paper) preserves the predictions of the parent, another number gives
         the new operations a gradient at once, ``"line"`` is the result of a line search on
         validation batches.
+    eta_fade
+        The share of the training after a growth, its first steps, in which the new weak learners
+        fade in from 0 to η·h, with all of their gradient from the first step on: predictions are
+        preserved with any start of η. 0 adds them at once. Needs an ``eta`` other than 0.
     reject
         Whether a growth is not made if that line search does not find a lower loss, by more than
         chance explains. Needs ``eta: line``.
@@ -208,6 +212,7 @@ class GrowthSettings:
     complexity: ComplexityName = MULTIPLY_ADDS
     weak_patience: Count | None = None
     eta: Annotated[float, Ge(0), Le(1)] | Annotated[str, OneOf((LINE,))] = 0.0
+    eta_fade: Share = 0.0
     reject: bool = False
     lr_after_growth: Annotated[float, Gt(0), Le(1)] = 1.0
     anneal: Annotated[float, Ge(0), Lt(1)] = 0.0
@@ -222,6 +227,13 @@ class GrowthSettings:
         check_fields(self)
         if self.reject and self.eta != LINE:
             raise ConfigError(f"reject needs eta to be {LINE} but eta is {self.eta!r}.")
+        if self.eta_fade and self.eta == 0:
+            raise ConfigError("eta_fade needs an eta other than 0, to which new learners fade in.")
+        if self.eta_fade + self.anneal > 1:
+            raise ConfigError(
+                f"eta_fade must end before the decay, at most 1 - anneal ({1 - self.anneal:g}), but"
+                f" got {self.eta_fade}."
+            )
         if self.eta != 0 and self.weak_learning != "isolated":
             raise ConfigError("eta must be 0 in joint weak learning, which finds its own.")
         if self.weak_learning != "isolated":
@@ -257,6 +269,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "complexity": MULTIPLY_ADDS,
         "weak_patience": None,
         "eta": 0.0,
+        "eta_fade": 0.0,
         "reject": False,
         "lr_after_growth": 1.0,
         "anneal": 0.0,

@@ -162,6 +162,7 @@ class RecurrentCell(Site):
     """
 
     candidates_type = CandidateNodes
+    fades = False  # η is the share of a node in the output, within the recurrence
 
     def __init__(
         self,

@@ -181,8 +181,8 @@ class EvaluatorTask:
         steps = steps_per_epoch(evaluator)
         if steps is None:
             raise ConfigError(
-                "l1_schedule must be constant with an evaluator whose steps cannot be counted:"
-                f" {evaluator!r}."
+                "l1_schedule must be constant, and weak_halving and eta_fade 0, with an evaluator"
+                f" whose steps cannot be counted: {evaluator!r}."
             )
         return epochs * steps
 

@@ -233,7 +233,7 @@ class DepthSite(UserSite):
         """Apply the first blocks, then each weak learner to the output before it."""
         x = self.stand_in(x)
         for learner in self.finished():
-            x = x + learner.eta * learner({INPUT: x}, self.drop)
+            x = x + learner.step(learner({INPUT: x}, self.drop))
         return x if self.weak_learner is None else self.weak_learner(x, {INPUT: x})
 
 
@@ -284,7 +284,7 @@ class CellSite(UserSite):
             named = {str(i): state for i, state in enumerate(states)}
             for learner, place in zip(self.finished(), places, strict=True):
                 if place.node == node:
-                    x_k = x_k + learner.eta * learner(named, self.drop)
+                    x_k = x_k + learner.step(learner(named, self.drop))
             if node == growing and self.weak_learner is not None:
                 x_k = self.weak_learner(x_k, named)
             states.append(x_k)
