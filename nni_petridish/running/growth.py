@@ -30,7 +30,7 @@ from nni_petridish.errors import GalleryError, Interrupted, RejectedError
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.gallery.saved_model import FACTS
 from nni_petridish.running.fading import FadeIn, check_fading
-from nni_petridish.running.payment import payment
+from nni_petridish.running.payment import AGE, payment
 from nni_petridish.running.siblings import select_new
 from nni_petridish.running.sizes import select_within, smallest_child
 from nni_petridish.running.trunk import (
@@ -86,7 +86,12 @@ def run_growth(
         gallery.remove_work(growth.id)
         return Outcome.from_dict(gallery.load_documents(growth.id)["metrics"])
     work = _Work(growth, task, plan, gallery.work_folder(growth.id, growth.attempt), callbacks)
-    net, diary = work.train_seed() if growth.parent is None else work.grow(gallery, growth.parent)
+    if growth.parent is None:
+        net, diary = work.train_seed()
+    elif growth.trains_on:
+        net, diary = work.train_on(gallery, growth.parent)
+    else:
+        net, diary = work.grow(gallery, growth.parent)
     outcome = work.outcome(net, gallery)
     genotype = net.genotype
     assert isinstance(genotype, Genotype)
@@ -136,6 +141,15 @@ class _Work:
             check_fading(net)
         if self.plan.seed_epochs:
             self._train(net, "seed", self.plan.seed_epochs)
+        return net, {}
+
+    def train_on(self, gallery: Gallery, parent: str) -> tuple[nn.Module, dict[str, Any]]:
+        """Train the parent on, as a network after a growth is trained."""
+        net = load_network(self.task, gallery, parent)
+        if self.plan.anneal:
+            load_trunk(gallery, parent, net)
+        self._randomize("final")
+        self._train(net, "final", self.plan.final_epochs)
         return net, {}
 
     def grow(self, gallery: Gallery, parent: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -289,7 +303,9 @@ class _Work:
         metrics: dict[str, Any] = dict(self.task.evaluate(net))
         if self.plan.anneal and not self.growth.last:  # which has no part at the full rate
             parent = self.growth.parent and gallery.load_documents(self.growth.parent)
-            metrics[PAYMENT] = payment(self.history, parent or None, self.plan.anneal)
+            found = payment(self.history, parent or None, self.plan.anneal)
+            # There is nothing to compare training on with: the next growth shall be judged.
+            metrics[PAYMENT] = {AGE: found[AGE]} if self.growth.trains_on else found
         choices = count_selections(net, self.growth.i_max)
         if not choices:
             metrics[FULL] = True

@@ -154,6 +154,8 @@ def _phases(growth: Growth, plan: GrowthSettings) -> dict[str, int]:
     """Return the epochs of the phases of a growth, in order."""
     if growth.parent is None:
         return {"seed": plan.seed_epochs}
+    if growth.trains_on:
+        return {"final": plan.final_epochs}
     return {"weak": plan.weak_epochs, "final": plan.final_epochs}
 
 

@@ -50,6 +50,8 @@ class Growth:
     last
         Whether the limits forbid to grow the child: it need not be kept fit for growing. Told only
         if the settings have ``anneal``.
+    trains_on
+        Whether nothing is grown: the parent is trained on for as long as a network after a growth.
     """
 
     id: str
@@ -60,19 +62,21 @@ class Growth:
     attempt: int = 1
     within: Mapping[str, float] | None = field(default=None, hash=False)
     last: bool = False
+    trains_on: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; what is not said is left out, as in earlier versions."""
         data = {f: getattr(self, f) for f in _GROWTH_FIELDS}
         if self.within is not None:
             data["within"] = dict(self.within)
-        return {**data, "last": True} if self.last else data
+        return data | {name: True for name in _MARKS if getattr(self, name)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Growth:
         """Read the result of `to_dict`; other keys are ignored."""
-        known, last = _known(data, _GROWTH_FIELDS, "growth"), data.get("last", False) is True
-        growth = cls(**known, within=data.get("within"), last=last)
+        known = _known(data, _GROWTH_FIELDS, "growth")
+        marks: dict[str, Any] = {name: data.get(name, False) is True for name in _MARKS}
+        growth = cls(**known, within=data.get("within"), **marks)
         growth._check()
         return growth
 
@@ -87,6 +91,8 @@ class Growth:
             raise SearchError(f"l1 of {self.id} must be a number but got {show(self.l1)}.")
         if self.within is not None and not _are_sizes(self.within):
             raise SearchError(f"within of {self.id} must hold numbers but got {show(self.within)}.")
+        if parent is None and self.trains_on:
+            raise SearchError(f"{self.id} must have a parent to train it on.")
         if parent is not None and growth_number(parent) >= number:
             raise SearchError(f"The parent of {self.id} must be older but is {parent}.")
 
@@ -248,5 +254,6 @@ def _known(data: Mapping[str, Any], names: tuple[str, ...], what: str) -> dict[s
 
 
 _SIZES = ("multiply_adds", "parameters", "epochs")
-_GROWTH_FIELDS = tuple(f.name for f in fields(Growth) if f.name not in ("within", "last"))
+_MARKS = ("last", "trains_on")
+_GROWTH_FIELDS = tuple(f.name for f in fields(Growth) if f.name not in ("within", *_MARKS))
 _OUTCOME_FIELDS = tuple(f.name for f in fields(Outcome))

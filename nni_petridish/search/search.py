@@ -39,7 +39,7 @@ from nni_petridish.search.records import (
     growth_id,
     growth_number,
 )
-from nni_petridish.search.settings import SKIP, Limits, SearchSettings, check_number
+from nni_petridish.search.settings import SKIP, TRAIN_ON, Limits, SearchSettings, check_number
 from nni_petridish.search.state import (
     ATTEMPTS,
     DROPPED,
@@ -251,7 +251,8 @@ class Search(SearchState):
             return self._new(None)
         # One generator per growth, so that the search has no hidden random state.
         rng = random.Random(f"{self.settings.seed}:{self._next_number}")
-        return self._new(choose_parent(self._parents(), self._times_chosen, rng))
+        parent = choose_parent(self._parents(), self._times_chosen, rng)
+        return self._new(parent, trains_on=not self._may_grow(parent))
 
     def _obstacle(self, elapsed: float) -> str | None:
         """Return what keeps the next growth from starting; None if nothing does."""
@@ -268,7 +269,8 @@ class Search(SearchState):
         return None if any(True for _ in self._parents()) else self._why_no_parent()
 
     def _parents(self) -> Iterator[str]:
-        return (id for id in map(growth_id, self._hull.band()) if self._may_grow(id))
+        band = map(growth_id, self._hull.band())
+        return (id for id in band if self._may_grow(id) or self._may_train_on(id))
 
     def _nothing_now(self, reason: str) -> Wait | Done:
         return Wait(reason) if self._running else Done(reason)
@@ -286,11 +288,22 @@ class Search(SearchState):
         return None
 
     def _may_grow(self, id: str) -> bool:
+        return self._has_room(id) and not self._is_unpaid(id)
+
+    def _may_train_on(self, id: str) -> bool:
+        """Return whether a model whose lineage did not pay is trained on: once, if at all."""
+        if self.settings.limits.unpaid != TRAIN_ON or not self._is_unpaid(id):
+            return False
+        growths = (facts.growth for facts in self._facts.values())
+        return self._has_room(id) and not any(g and g.trains_on and g.parent == id for g in growths)
+
+    def _has_room(self, id: str) -> bool:
+        """Return whether the limits and the space leave room to grow a model."""
         limits, outcome = self.settings.limits, self._facts[id].outcome
         assert outcome is not None
         if outcome.metrics.get(FULL) or self._is_exhausted(id):
             return False
-        if self._rejections[id] >= REJECTIONS or self._is_unpaid(id):
+        if self._rejections[id] >= REJECTIONS:
             return False
         sizes = limits.sizes()
         if any(COMPLEXITIES[name].of(outcome) >= limit for name, limit in sizes.items()):
@@ -344,7 +357,7 @@ class Search(SearchState):
             return f"no model to grow from: {dropped[-1][0]} failed ({dropped[-1][1]})"
         return "no model to grow from is ready" if self._running else "no model to grow from"
 
-    def _new(self, parent: str | None) -> Growth:
+    def _new(self, parent: str | None, trains_on: bool = False) -> Growth:
         number = self._next_number
         l1, i_max = self.settings.l1, self.settings.i_max
         if self._chooser is not None and parent is not None:
@@ -355,7 +368,7 @@ class Search(SearchState):
         sizes = self.settings.limits.sizes()
         within = sizes if sizes and self.settings.limits.oversize == SKIP else None
         last = self.settings.anneal > 0 and self._is_last(parent)
-        return Growth(growth_id(number), parent, seed, l1, i_max, 1, within, last)
+        return Growth(growth_id(number), parent, seed, l1, i_max, 1, within, last, trains_on)
 
     def _is_last(self, parent: str | None) -> bool:
         """Return whether the limits forbid to grow the next child of a model."""

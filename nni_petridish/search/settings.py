@@ -15,6 +15,7 @@ from nni_petridish.search.constraints import LARGEST, Count, OneOf, Share, allow
 from nni_petridish.search.records import LATENCY, Growth
 
 TRAIN, SKIP = "train", "skip"
+STOP, TRAIN_ON = "stop", "train_on"
 SHORTCUTS, WIDTH = "shortcuts", "width"
 GROWS = (SHORTCUTS, WIDTH)
 MILLISECOND = "millisecond"
@@ -39,6 +40,9 @@ class Limits:
     max_unpaid
         Number of growths in a row, in one lineage, that brought less than training on was forecast
         to bring, after which it is not grown any further. Needs ``anneal``.
+    unpaid
+        The fate of such a lineage: ``"stop"``, or ``"train_on"``: its last model is trained on once
+        for as long as a network after a growth, and may grow again from there.
     max_models
         Maximum number of models of the search, including seed models and running growths.
     max_epochs
@@ -58,6 +62,7 @@ class Limits:
     oversize: Annotated[str, OneOf((TRAIN, SKIP))] = TRAIN
     max_growths: Annotated[int, Ge(0)] | None = None
     max_unpaid: Count | None = None
+    unpaid: Annotated[str, OneOf((STOP, TRAIN_ON))] = STOP
     max_models: Count | None = None
     max_epochs: Count | None = None
     max_seconds: Annotated[float, Ge(0)] | None = None
@@ -66,6 +71,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.unpaid != STOP and self.max_unpaid is None:
+            raise ConfigError(f"unpaid: {self.unpaid} needs max_unpaid, which is not given.")
 
     def sizes(self) -> dict[str, float]:
         """Return the limits of size that are set, by the name of the complexity."""
@@ -121,7 +128,9 @@ class SearchSettings:
 
     def epochs_of(self, growth: Growth) -> int:
         """Return the number of epochs of a growth."""
-        return self.seed_epochs if growth.parent is None else self.weak_epochs + self.final_epochs
+        if growth.parent is None:
+            return self.seed_epochs
+        return self.final_epochs + (0 if growth.trains_on else self.weak_epochs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, without later settings that have their defaults."""

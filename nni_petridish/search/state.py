@@ -280,7 +280,7 @@ class SearchState:
         """Count a growth as a child while it is on its way to a model, or is one."""
         assert facts.growth is not None
         parent = facts.growth.parent
-        if parent is None:
+        if parent is None or facts.growth.trains_on:
             return
         alive = (RUNNING, WAITING, FINISHED)
         self._children[parent] += (facts.status in alive) - (before in alive)

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from nni_petridish.errors import Interrupted
+from nni_petridish.results.report import write_report
 from nni_petridish.running.growth import run_growth
 from nni_petridish.running.payment import payment
+from nni_petridish.search.events import model_event
 from nni_petridish.search.records import PAYMENT
-from nni_petridish.search.settings import GrowthSettings
-from tests.running.test_growth import CHILD, SEED, digits_task, new_gallery
+from nni_petridish.search.search import Search
+from nni_petridish.search.settings import GrowthSettings, SearchSettings
+from nni_petridish.tasks.task import Callbacks
+from tests.running.test_growth import CHILD, SEED, digits_task, new_gallery, same_models
 
 
 def records(losses: list[float], seconds: float) -> list[dict[str, float]]:
@@ -48,3 +53,37 @@ def test_growths_with_one_decay_tell_whether_they_paid(tmp_path: Path) -> None:
     assert second["pays"] is (second["loss"] <= second["training_on"] + second["error"])
     last = replace(CHILD, id="g00002", last=True)
     assert PAYMENT not in run_growth(last, task, plan, gallery).metrics
+
+
+def test_a_model_can_be_trained_on_from_its_trunk(tmp_path: Path) -> None:
+    plan = GrowthSettings(seed_epochs=4, weak_epochs=1, final_epochs=4, anneal=0.5)
+    whole, broken = new_gallery(tmp_path / "a"), new_gallery(tmp_path / "b")
+    on = replace(CHILD, trains_on=True)
+
+    def stop(phase: str, record: dict[str, float]) -> None:
+        assert phase == "final"
+        if record["epoch"] == 3:
+            raise Interrupted("stop")
+
+    for gallery in (whole, broken):
+        seed = run_growth(SEED, digits_task(), plan, gallery)
+    outcome = run_growth(on, digits_task(), plan, whole)
+    with pytest.raises(Interrupted):
+        run_growth(on, digits_task(), plan, broken, Callbacks(stop))
+    run_growth(on, digits_task(), plan, broken)
+    assert same_models(whole, broken, on.id)
+    assert (outcome.multiply_adds, outcome.epochs) == (seed.multiply_adds, 4)
+    assert outcome.metrics[PAYMENT].keys() == {"age"}
+    documents = [whole.load_documents(id) for id in (SEED.id, on.id)]
+    assert documents[0]["genotype"] == documents[1]["genotype"]
+    assert documents[1]["lineage"]["trains_on"] is True
+    rates = [record["lr"] for record in documents[1]["history"]["final"]]
+    assert rates[:2] == [digits_task().recipe.lr] * 2
+    # The growth after it is judged by the learning curve of the training on.
+    child = replace(CHILD, id="g00002", parent=on.id, seed=13)
+    last = run_growth(child, digits_task(), plan, whole)
+    assert last.metrics[PAYMENT]["age"] > outcome.metrics[PAYMENT]["age"]
+    search = Search(SearchSettings())
+    for growth, found in ((SEED, seed), (on, outcome), (child, last)):
+        search.apply(model_event(growth, found))
+    assert on.id in write_report(search, whole.folder).read_text()

@@ -924,6 +924,54 @@ def test_a_search_says_that_growing_would_not_pay() -> None:
     assert "growing would not pay" in answer.reason
 
 
+def test_a_lineage_that_does_not_pay_is_trained_on_once_and_may_grow_again() -> None:
+    search = with_seed_model(max_unpaid=1, unpaid="train_on", max_models=30)
+    seed = search.models()[0]
+
+    def finish(growth: Growth, error: float, **payment: bool) -> None:
+        metrics = {"payment": {"age": 1.0, **payment}}
+        search.tell(Outcome(growth.id, error, seed.multiply_adds, 10, 1, metrics))
+
+    unpaid = ask_growth(search)
+    assert not unpaid.trains_on
+    finish(unpaid, 0.1, pays=False)  # the only model on the hull
+    on = ask_growth(search)
+    assert (on.parent, on.trains_on) == (unpaid.id, True)
+    assert Growth.from_dict(on.to_dict()) == on
+    assert search.settings.epochs_of(on) == search.settings.final_epochs
+    again = search.ask()
+    assert isinstance(again, Wait)  # once, and only one of its kind at a time
+    finish(on, 0.05)
+    grown = ask_growth(search)
+    assert (grown.parent, grown.trains_on) == (on.id, False)
+
+
+def test_training_on_that_does_not_help_is_not_repeated() -> None:
+    search = with_seed_model(max_unpaid=1, unpaid="train_on", max_models=30)
+    seed, unpaid = search.models()[0], ask_growth(search)
+    metrics = {"payment": {"age": 1.0, "pays": False}}
+    search.tell(Outcome(unpaid.id, 0.1, seed.multiply_adds, 10, 1, metrics))
+    on = ask_growth(search)
+    search.tell(Outcome(on.id, 0.2, seed.multiply_adds, 10, 1, {"payment": {"age": 2.0}}))
+    answer = search.ask()
+    assert isinstance(answer, Done)
+    assert "growing would not pay" in answer.reason
+
+
+def test_training_on_needs_a_number_of_growths_that_did_not_pay() -> None:
+    with pytest.raises(ConfigError, match="unpaid: train_on needs max_unpaid"):
+        Limits(unpaid="train_on")
+    with pytest.raises(ConfigError, match="unpaid must be one of stop, train_on"):
+        Limits(max_unpaid=1, unpaid="rest")
+
+
+def test_a_seed_cannot_be_trained_on() -> None:
+    data = {"id": "g00000", "parent": None, "seed": 1, "l1": 0.1, "i_max": 1, "attempt": 1}
+    assert "trains_on" not in Growth.from_dict(data).to_dict()
+    with pytest.raises(SearchError, match="g00000 must have a parent to train it on"):
+        Growth.from_dict({**data, "trains_on": True})
+
+
 def test_the_last_growth_is_told_only_where_learning_rates_decay_once() -> None:
     for anneal in (0.0, 0.25):
         settings = SearchSettings(limits=Limits(max_growths=2, max_models=30), anneal=anneal)
