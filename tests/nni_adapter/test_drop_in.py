@@ -482,6 +482,17 @@ def test_a_space_with_nothing_to_grow_is_told_in_one_line(tmp_path: Path, start:
         start(spaces.Vectors(), FunctionalEvaluator(users.train_by_hand), strategy)
 
 
+def test_a_network_of_several_inputs_grows(tmp_path: Path, start: Any) -> None:
+    calls = tmp_path / "calls"
+    evaluator = FunctionalEvaluator(users.train_weighted, calls=str(calls))
+    strategy = Petridish(tmp_path / "gallery", max_models=2)
+    start(spaces.WeightedVectors(), evaluator, strategy)
+    sizes = [model.multiply_adds for model in strategy.models()]
+    assert len(sizes) == 2
+    assert sizes[0] < sizes[1]
+    assert calls.read_text().split() == ["called"] * 3, "seed, weak learning, and after it"
+
+
 def test_growths_in_users_spaces_travel_to_trials(tmp_path: Path) -> None:
     space = UserSpace(DARTS, (), SMALL, {"normal/op_2_0": "skip_connect", "normal/input_2_0": [0]})
     gallery = Gallery.create(tmp_path / "gallery", {}, {})

@@ -87,6 +87,13 @@ class Vectors(ModelSpace):
         return self.head(self.layer(torch.flatten(images, 1)))
 
 
+class WeightedVectors(Vectors):
+    """A network of two tensors: images, and a weight for each."""
+
+    def forward(self, images: Tensor, weights: Tensor) -> Tensor:
+        return super().forward(images) * weights[:, None]
+
+
 class Tabular(ModelSpace):
     """Rows of a table in, one number out: a cell, a layer and inputs to choose."""
 
