@@ -128,6 +128,20 @@ def test_the_shipped_comparisons_are_valid(name: str, tmp_path: Path) -> None:
     assert not set(comparison.seeds) & set(comparison.change(pilot=True).seeds)
 
 
+def test_the_shipped_comparison_of_switches_changes_one_at_a_time(tmp_path: Path) -> None:
+    comparison = Comparison.from_yaml(copy_config("growth_switches.yml", tmp_path))
+    plans = {name: comparison.run(name, 100).config for name in comparison.methods}
+    paper = plans["paper"].plan.to_dict()
+    changed = {
+        name: set(config.plan.to_dict().items()) - set(paper.items())
+        for name, config in plans.items()
+    }
+    assert changed["halving"] == {("weak_halving", 0.2)}
+    assert changed["fade"] - changed["eta"] == {("eta_fade", 0.33)}
+    assert changed["paper"] == changed["average"] == set()
+    assert plans["average"].recipe.average == plans["trained on and averaged"].recipe.average > 0
+
+
 # Statistics, each against an independent computation.
 
 
