@@ -98,7 +98,9 @@ def _compute(found: Findings, share: float) -> str:
     known = (found.budget(seed, found.unit) for seed in found.comparison.seeds)
     budgets = [budget for budget in known if budget is not None]
     compute = share * statistics.fmean(budgets) if budgets else 0.0
-    return f"{compute:.3g} s" if found.unit == "seconds" else svg.short_count(compute)
+    if found.unit != "seconds":
+        return svg.short_count(compute)
+    return f"{compute:,.0f} s" if compute >= 100 else f"{compute:.3g} s"
 
 
 def _shown(found: Findings, share: float) -> str:
