@@ -1,11 +1,13 @@
 """Time of evaluation: the error of a grown network on some images, in one run.
 
     python benchmarks/evaluation.py [--images 10000] [--threads 2] [--growths 2] [--repeats 5]
+        [--mode cell] [--processor]
 
 Four ways take turns, batch by batch: our network as `evaluate` runs it, the same network of plain
 PyTorch modules in channels_last and in PyTorch's default layout, and its ONNX export in
 onnxruntime. All must agree in their predictions, ties of rounding apart. Seconds are wall time for
-all images, the median of the repeats.
+all images, or processor time, which a busy machine disturbs less; the median of the repeats, and
+for ratios the median and the range of the ratios within a repeat.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads
 parser.add_argument("--growths", type=int, default=2)
 parser.add_argument("--cells-per-stage", type=int, default=3)
 parser.add_argument("--filters", type=int, default=16)
+parser.add_argument("--mode", choices=("cell", "macro"), default="cell")
 parser.add_argument("--repeats", type=int, default=5)
+parser.add_argument("--processor", action="store_true", help="processor time, not wall time")
 arguments = parser.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # before torch is imported
 
@@ -41,12 +45,14 @@ from search_spaces import VisionSpace  # noqa: E402
 from search_spaces.vision.network import VisionNetwork  # noqa: E402
 
 Way = Callable[[Tensor], Tensor]
+clock = time.process_time if arguments.processor else time.perf_counter
 
 
 def build() -> VisionNetwork:
     """Grow a network and give its norms statistics of their own."""
     torch.manual_seed(0)
-    space = VisionSpace((3, 32, 32), 10, arguments.cells_per_stage, arguments.filters)
+    sizes = arguments.cells_per_stage, arguments.filters
+    space = VisionSpace((3, 32, 32), 10, *sizes, mode=arguments.mode)
     net = space.build(space.seed())
     for _ in range(arguments.growths):
         attach_candidates(net)
@@ -113,22 +119,25 @@ def main() -> None:
         total = dict.fromkeys(ways, 0.0)
         for i in range(count):
             for name, way in ways.items():
-                began = time.perf_counter()
+                began = clock()
                 way(batches[i % len(batches)])
-                total[name] += time.perf_counter() - began
+                total[name] += clock() - began
         for name, whole in total.items():
             times[name].append(whole)
     print(
         f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, {platform.machine()},"
         f" {os.cpu_count()} cores, {arguments.threads} threads;"
         f" cells_per_stage={arguments.cells_per_stage}, filters={arguments.filters},"
-        f" {arguments.growths} growths; {count} batches of {arguments.batch}, median of"
-        f" {arguments.repeats}"
+        f" {arguments.mode} mode, {arguments.growths} growths; {count} batches of"
+        f" {arguments.batch}, median of {arguments.repeats},"
+        f" {'processor' if arguments.processor else 'wall'} time"
     )
-    ours = statistics.median(times["ours"])
     for name, seconds in times.items():
-        median = statistics.median(seconds)
-        print(f"{name:>22} {median:7.2f} s  {median / ours:5.2f} x ours")
+        ratios = [one / ours for one, ours in zip(seconds, times["ours"], strict=True)]
+        print(
+            f"{name:>22} {statistics.median(seconds):7.2f} s"
+            f"  {statistics.median(ratios):5.2f} x ours ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
 
 
 if __name__ == "__main__":
