@@ -26,7 +26,16 @@ from nni_petridish.core.fade import faded_input, faded_step
 from nni_petridish.core.genotype import Shortcut
 from nni_petridish.core.named_modules import NamedModules
 from nni_petridish.kernels.deferred import add_deferred_sum
-from nni_petridish.kernels.merging import ConcatConvNorm, can_merge, merge_into, prepare_shortcut
+from nni_petridish.kernels.merging import (
+    ConcatConvNorm,
+    can_evaluate,
+    can_merge,
+    dropped,
+    evaluate_into,
+    merge_into,
+    prepare_shortcut,
+    shortcut_term,
+)
 from nni_petridish.kernels.moments import has_hooks
 from nni_petridish.kernels.prepared import SharedInput
 from nni_petridish.kernels.switch import fast_kernels_enabled
@@ -240,7 +249,11 @@ class WeakLearner(nn.Module):
 
         ``drop_factors`` is the drop-path of the site.
         """
-        if self.fade or has_hooks(self) or not can_merge(x_k, self.merge, len(self.ops)):
+        if self.fade or has_hooks(self):
+            return None
+        if can_evaluate(x_k, self.merge, len(self.ops)):
+            return self._evaluate(x_k, inputs, drop_factors, wants_h)
+        if not can_merge(x_k, self.merge, len(self.ops)):
             return None
         assert isinstance(self.merge, ConcatConvNorm)
         prepared = []
@@ -248,6 +261,20 @@ class WeakLearner(nn.Module):
             one = prepare_shortcut(op, SharedInput(inputs[shortcut[0]]))
             prepared.append(one._replace(factors=drop_factors(shortcut, one.before.value)))
         return merge_into(x_k, self.eta, self.merge, prepared, wants_h)
+
+    def _evaluate(
+        self,
+        x_k: Tensor,
+        inputs: Mapping[str, Tensor],
+        drop_factors: Callable[[Shortcut, Tensor], Tensor | None],
+        wants_h: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        assert isinstance(self.merge, ConcatConvNorm)
+        terms = [
+            dropped(shortcut_term(op, inputs[shortcut[0]]), drop_factors(shortcut, x_k))
+            for shortcut, op in zip(self.shortcuts, self.ops, strict=True)
+        ]
+        return evaluate_into(x_k, self.eta, self.merge, terms, wants_h)
 
     def extra_repr(self) -> str:
         """Show the shortcuts."""

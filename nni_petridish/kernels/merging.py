@@ -1,4 +1,6 @@
-"""A finished weak learner, x_k + η·norm(conv(concat(û_1, ..., û_n))), in training on the CPU.
+"""A finished weak learner, x_k + η·norm(conv(concat(û_1, ..., û_n))), on the CPU.
+
+In evaluation it is one product (see `nni_petridish.kernels.evaluation`). The rest is training.
 
 û_c = (u_c − μ_c)/σ_c is a shortcut that ends in a batch norm without affine parameters. It is
 normalized as the 1x1 conv reads it, image by image: neither û_c nor the concatenation is written.
@@ -20,6 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from nni_petridish.kernels.deferred_candidates import EPS, MOMENTUM, running_statistics
+from nni_petridish.kernels.evaluation import (
+    Term,
+    can_evaluate_merge,
+    evaluated,
+    evaluated_merge,
+    evaluates,
+    value_term,
+)
 from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.kernels.moments import has_batch_statistics, has_hooks
 from nni_petridish.kernels.native import calls as native
@@ -110,6 +120,37 @@ def merge_into(
         *(x_k, eta, conv.weight, norm.weight, norm.bias, norm, shortcuts, wants_h), *values
     )
     return out, h
+
+
+def can_evaluate(x_k: Tensor, merge: nn.Module, n: int) -> bool:
+    """Return whether `evaluate_into` supports this op_merge of n shortcuts, and x_k."""
+    return (
+        isinstance(merge, ConcatConvNorm)
+        and not torch.is_grad_enabled()  # at once in training
+        and not has_hooks(merge)
+        and can_evaluate_merge(x_k, *merge.conv_and_norm(), n)
+    )
+
+
+def shortcut_term(op: nn.Module, z: Tensor) -> Term:
+    """Return op(z) in evaluation as a term."""
+    if isinstance(op, EndsInNorm) and evaluates(z) and not has_hooks(op):
+        term = op.term(z)
+        if term is not None:
+            return term
+    return value_term(op(z))
+
+
+def dropped(term: Term, factors: Tensor | None) -> Term:
+    """Return a term with the factor of each image (drop-path) applied."""
+    return term if factors is None else value_term(evaluated([term]) * factors)
+
+
+def evaluate_into(
+    x_k: Tensor, eta: Tensor, merge: ConcatConvNorm, shortcuts: Sequence[Term], wants_h: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return x_k + η·h in evaluation, and h if wanted; as `merge_into`."""
+    return evaluated_merge(x_k, eta, *merge.conv_and_norm(), shortcuts, wants_h)
 
 
 def _merge(

@@ -10,6 +10,7 @@ The forward pass computes as little as possible, decided for each candidate inde
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,9 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nni_petridish.kernels.deferred_candidates import DeferredCandidate, has_default_settings
+from nni_petridish.kernels.evaluation import evaluated, evaluates
 from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.kernels.moments import has_hooks, row_moments
 from nni_petridish.kernels.native.calls import native_trains
+from nni_petridish.kernels.native.terms import Term
 from nni_petridish.kernels.switch import fast_kernels_apply
 
 
@@ -71,6 +74,35 @@ class EndsInNorm(ABC):
     def deferred(self, x: Tensor) -> DeferredCandidate | None:
         """Return op(x) as a deferred candidate for an x that the C kernels support, else None."""
         return None
+
+    def term(self, x: Tensor) -> Term | None:
+        """Return op(x) in evaluation as a term for an x that the C kernels support, else None."""
+        return None
+
+    def evaluated(self, x: Tensor) -> Tensor | None:
+        """Return op(x) in evaluation, computed in one pass; None if not supported."""
+        term = self.term(x) if evaluates(x) else None
+        return None if term is None else evaluated([term])
+
+
+def evaluated_sum(ops: Sequence[nn.Module], x: Tensor) -> Tensor | None:
+    """Return Σ op(x) in evaluation, computed in one pass; None if not supported.
+
+    At most one op may be `torch.nn.Identity`.
+    """
+    if not evaluates(x) or any(map(has_hooks, ops)):
+        return None
+    terms: list[Term] = []
+    added = None
+    for op in ops:
+        term = op.term(x) if isinstance(op, EndsInNorm) else None
+        if term is not None:
+            terms.append(term)
+        elif type(op) is nn.Identity and added is None:
+            added = x
+        else:
+            return None
+    return evaluated(terms, added) if terms else None
 
 
 class Unnormalized(NamedTuple):

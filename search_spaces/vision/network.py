@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from nni_petridish.core.genotype import Shortcut
 from nni_petridish.core.site import Site
 from nni_petridish.errors import ConfigError
+from nni_petridish.kernels.moments import has_hooks
+from nni_petridish.kernels.prepared import evaluated_sum
 from search_spaces.vision.genotype import VISION_SOURCES, VisionGenotype
 from search_spaces.vision.ops import ConcatProject, DropPath, FactorizedReduce, make_op, project
 from search_spaces.vision.space import TRANSITION, Shape, VisionSpace
@@ -78,8 +80,15 @@ class Cell(Site):
     def forward(self, prev_prev: Tensor, prev: Tensor) -> Tensor:
         """Return x_k, boosted by its weak learners."""
         z = self.adapt({"prev_prev": prev_prev, "prev": prev})
-        x_k = self.drop_path(self.seed(z["prev"])) + self.skip(z["prev"])
-        return self.boost(x_k, z)
+        return self.boost(self._x_k(z["prev"]), z)
+
+    def _x_k(self, prev: Tensor) -> Tensor:
+        """Return ``sep_conv_3x3(prev) + skip(prev)``."""
+        if not (self.training or self.drop_path.training or has_hooks(self.drop_path)):
+            x_k = evaluated_sum([self.seed, self.skip], prev)
+            if x_k is not None:
+                return x_k
+        return self.drop_path(self.seed(prev)) + self.skip(prev)
 
     def _stride(self, source: str) -> int:
         return 2 if source in self.sources and self.out.level > self.level else 1

@@ -18,6 +18,14 @@ from nni_petridish.errors import GrowthError
 from nni_petridish.kernels.batch_norm import normalize
 from nni_petridish.kernels.deferred_candidates import DeferredCandidate
 from nni_petridish.kernels.depthwise import DepthwiseConv2d
+from nni_petridish.kernels.evaluation import (
+    Term,
+    convs_term,
+    evaluated,
+    evaluates,
+    pool_term,
+    projection_term,
+)
 from nni_petridish.kernels.late_gradient import BeforeNorm
 from nni_petridish.kernels.merging import ConcatConvNorm
 from nni_petridish.kernels.moments import has_hooks
@@ -66,11 +74,18 @@ class SeparableConvs(nn.Sequential, EndsInNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized output."""
-        return normalize(self.before_norm(SharedInput(x)), self.last_norm())
+        fast = self.evaluated(x)
+        return (
+            normalize(self.before_norm(SharedInput(x)), self.last_norm()) if fast is None else fast
+        )
 
     def deferred(self, x: Tensor) -> DeferredCandidate | None:
         """Return the op as a deferred candidate, if the C kernels support it."""
         return deferred_convs(x, self._units(), self.last_norm())
+
+    def term(self, x: Tensor) -> Term | None:
+        """Return the op in evaluation as a term, if the C kernels support it."""
+        return convs_term(x, self._units(), self.last_norm())
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the output of the last pointwise conv."""
@@ -106,12 +121,20 @@ class Pool(nn.Sequential, EndsInNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized output."""
-        return normalize(self.before_norm(SharedInput(x)), self.last_norm())
+        fast = self.evaluated(x)
+        return (
+            normalize(self.before_norm(SharedInput(x)), self.last_norm()) if fast is None else fast
+        )
 
     def deferred(self, x: Tensor) -> DeferredCandidate | None:
         """Return the op as a deferred candidate, if the C kernels support it."""
         pool, norm = cast(Any, self)
         return deferred_pool(x, pool, norm)
+
+    def term(self, x: Tensor) -> Term | None:
+        """Return the op in evaluation as a term, if the C kernels support it."""
+        pool, norm = cast(Any, self)
+        return None if has_hooks(pool) else pool_term(x, pool.kind, pool.stride, norm)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the output of the pooling."""
@@ -129,6 +152,10 @@ class Identity(nn.BatchNorm2d, EndsInNorm):
     def deferred(self, x: Tensor) -> DeferredCandidate | None:
         """Return the op as a deferred candidate, if the C kernels support it."""
         return deferred_pool(x, None, self)
+
+    def term(self, x: Tensor) -> Term | None:
+        """Return the op in evaluation as a term, if the C kernels support it."""
+        return pool_term(x, "none", 1, self)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the input."""
@@ -179,7 +206,8 @@ class FactorizedReduce(nn.Module, EndsInNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x at half the resolution."""
-        return normalize(self.before_norm(SharedInput(x)), self.norm)
+        fast = self.evaluated(x)
+        return normalize(self.before_norm(SharedInput(x)), self.norm) if fast is None else fast
 
     def last_norm(self) -> nn.BatchNorm2d:
         """Return the batch norm at the end."""
@@ -188,6 +216,10 @@ class FactorizedReduce(nn.Module, EndsInNorm):
     def deferred(self, x: Tensor) -> DeferredCandidate | None:
         """Return the op as a deferred candidate, if the C kernels support it."""
         return deferred_reduction(x, [self.even, self.odd], self.norm)
+
+    def term(self, x: Tensor) -> Term | None:
+        """Return the op in evaluation as a term, if the C kernels support it."""
+        return projection_term(x, [self.even, self.odd], self.norm)
 
     def before_norm(self, z: SharedInput) -> BeforeNorm:
         """Return the outputs of the two convs, concatenated."""
@@ -213,6 +245,9 @@ class ReluConvNorm(nn.Sequential):
             conv, norm = rest
             if can_project(x, [conv]):
                 return normalize(projection(x, [conv]), norm)
+            term = projection_term(x, [conv], norm) if evaluates(x) else None
+            if term is not None:
+                return evaluated([term])
         return super().forward(x)
 
 

@@ -87,6 +87,12 @@ SHORTCUT = struct.Struct("7P 4P 4P")
 MERGE = struct.Struct("l 3P 7P 2P P 3P 2P 2P")
 """The fields of ``merge`` of merge.h in order."""
 
+TERM = struct.Struct("2l 3l3l 3l P2P P2P 4Pd4Pd")
+"""The fields of ``term`` of folding.h in order."""
+
+SUM_OF_TERMS = struct.Struct("l P P 4Pd 2P 2P")
+"""The fields of ``sum_of_terms`` of folding.h in order."""
+
 SIZES = {
     "batch": ctypes.sizeof(BatchStruct),
     "unit": ctypes.sizeof(UnitStruct),
@@ -95,6 +101,8 @@ SIZES = {
     "candidate": CANDIDATE.size,
     "shortcut": SHORTCUT.size,
     "merge": MERGE.size,
+    "term": TERM.size,
+    "sum_of_terms": SUM_OF_TERMS.size,
     "cell": ctypes.sizeof(CellStruct),
     "cell_size": ctypes.sizeof(CellSizeStruct),
     "candidate_node": ctypes.sizeof(CandidateNodeStruct),

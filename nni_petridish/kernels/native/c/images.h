@@ -22,6 +22,8 @@ typedef __typeof__((vec){0} < (vec){0}) mask;
 
 #define LANES ((long)(VECTOR / sizeof(REAL)))
 #define PIXELS 8 /* adjacent pixels that a conv computes together: their sums fit in registers */
+enum { STRIP = 64 }; /* the pixels of a product, whose operands then stay in the first cache */
+
 #define INLINE static inline __attribute__((always_inline))
 
 /* The shape of a batch of images. */

@@ -28,8 +28,6 @@ typedef struct {
     const REAL *g, *of_h; /* the gradients of out and of h; that of h may be NULL */
 } merge;
 
-enum { STRIP = 64 }; /* the pixels of a product, whose operands then stay in the first cache */
-
 /* The product of all inputs of a pixel, in whole blocks, with the weights. */
 static shape merge_shape(const merge *of, batch b) {
     long n = blocks(b);

@@ -4,6 +4,7 @@ Compiled once for each REAL.
 A candidate is computed in the backward pass, forward and backward in one go, while intermediate values
 are in the cache. Functions that allocate memory return 0 if they fail to. */
 
+#include "evaluation.h"
 #include "merge.h"
 #include "norm.h"
 #include "pool.h"
@@ -37,7 +38,8 @@ const long size_of_batch = sizeof(batch), size_of_unit = sizeof(unit), size_of_p
 const long size_of_projection = sizeof(projection), size_of_candidate = sizeof(candidate);
 const long size_of_merge = sizeof(merge), size_of_shortcut = sizeof(shortcut);
 const long size_of_cell = sizeof(cell), size_of_cell_size = sizeof(cell_size);
-const long size_of_candidate_node = sizeof(candidate_node);
+const long size_of_candidate_node = sizeof(candidate_node), size_of_term = sizeof(term);
+const long size_of_sum_of_terms = sizeof(sum_of_terms);
 
 /* The vectors over channels that a chain of units needs. */
 enum { TOTALS, PRODUCTS, OF_G, OF_X, CONSTANT, SCALE, SHIFT, MOMENTS, VECTORS = MOMENTS + 4 };

@@ -21,10 +21,11 @@ INLINE shape transposed(shape s) {
 #define PAIR_PIXELS 4 /* half as many registers */
 #endif
 
-/* Some blocks of outputs, from the first, of some adjacent pixels; both numbers are constants. */
+/* Some blocks of outputs, from the first, of some adjacent pixels; both numbers are constants. With a
+shift it is added, and the result is rectified. */
 INLINE void multiply_tile(
-    vec *to, long step, long block_step, const REAL *in, long next, const vec *weight, shape s,
-    long first, long outputs, long pixels
+    vec *to, long step, long block_step, const REAL *in, long next, const vec *weight,
+    const vec *shift, shape s, long first, long outputs, long pixels
 ) {
     vec sum[16] = {{0}};
     for (long i = 0; i < s.inputs; i++)
@@ -36,8 +37,57 @@ INLINE void multiply_tile(
 #pragma GCC unroll 16
     for (long p = 0; p < pixels; p++)
 #pragma GCC unroll 2
-        for (long o = 0; o < outputs; o++)
-            to[p * step + (first + o) * block_step] = sum[p * outputs + o];
+        for (long o = 0; o < outputs; o++) {
+            vec value = sum[p * outputs + o];
+            if (shift) value += shift[first + o], value = keep(value, ~(value < (vec){0}));
+            to[p * step + (first + o) * block_step] = value;
+        }
+}
+
+INLINE void multiply_tiles(
+    vec *to, long step, long block_step, const vec *from, long from_step, const vec *weight,
+    const vec *shift, long pixels, shape s
+) {
+    long next = from_step * LANES, paired = s.out_blocks / PAIR * PAIR, o = 0;
+    const REAL *in = (const REAL *)from;
+    for (; o < paired; o += PAIR) {
+        long p = 0;
+        for (; p + PAIR_PIXELS <= pixels; p += PAIR_PIXELS)
+            multiply_tile(
+                to + p * step, step, block_step, in + p * next, next, weight, shift, s, o,
+                PAIR, PAIR_PIXELS
+            );
+        for (; p < pixels; p++)
+            multiply_tile(
+                to + p * step, step, block_step, in + p * next, next, weight, shift, s, o, PAIR, 1
+            );
+    }
+    if (o == s.out_blocks) return;
+    long p = 0;
+    for (; p + PIXELS <= pixels; p += PIXELS)
+        multiply_tile(
+            to + p * step, step, block_step, in + p * next, next, weight, shift, s, o, 1, PIXELS
+        );
+    for (; p < pixels; p++)
+        multiply_tile(
+            to + p * step, step, block_step, in + p * next, next, weight, shift, s, o, 1, 1
+        );
+}
+
+/* The distance of pixels as a constant, where it is a common one: their addresses then need no registers. */
+INLINE void multiply_any(
+    vec *to, long step, long block_step, const vec *from, long from_step, const vec *weight,
+    const vec *shift, long pixels, shape s
+) {
+    switch (from_step) {
+    case 1: multiply_tiles(to, step, block_step, from, 1, weight, shift, pixels, s); break;
+    case 2: multiply_tiles(to, step, block_step, from, 2, weight, shift, pixels, s); break;
+    case 3: multiply_tiles(to, step, block_step, from, 3, weight, shift, pixels, s); break;
+    case 4: multiply_tiles(to, step, block_step, from, 4, weight, shift, pixels, s); break;
+    case 6: multiply_tiles(to, step, block_step, from, 6, weight, shift, pixels, s); break;
+    case 12: multiply_tiles(to, step, block_step, from, 12, weight, shift, pixels, s); break;
+    default: multiply_tiles(to, step, block_step, from, from_step, weight, shift, pixels, s);
+    }
 }
 
 /* to = from · weight for some pixels; weight[i·out_blocks + o] is a block of outputs. The pixels are
@@ -46,28 +96,15 @@ static void multiply(
     vec *to, long step, long block_step, const vec *from, long from_step, const vec *weight,
     long pixels, shape s
 ) {
-    long next = from_step * LANES, paired = s.out_blocks / PAIR * PAIR, o = 0;
-    const REAL *in = (const REAL *)from;
-    for (; o < paired; o += PAIR) {
-        long p = 0;
-        for (; p + PAIR_PIXELS <= pixels; p += PAIR_PIXELS)
-            multiply_tile(
-                to + p * step, step, block_step, in + p * next, next, weight, s, o, PAIR,
-                PAIR_PIXELS
-            );
-        for (; p < pixels; p++)
-            multiply_tile(
-                to + p * step, step, block_step, in + p * next, next, weight, s, o, PAIR, 1
-            );
-    }
-    if (o == s.out_blocks) return;
-    long p = 0;
-    for (; p + PIXELS <= pixels; p += PIXELS)
-        multiply_tile(
-            to + p * step, step, block_step, in + p * next, next, weight, s, o, 1, PIXELS
-        );
-    for (; p < pixels; p++)
-        multiply_tile(to + p * step, step, block_step, in + p * next, next, weight, s, o, 1, 1);
+    multiply_any(to, step, block_step, from, from_step, weight, NULL, pixels, s);
+}
+
+/* to = ReLU(from · weight + shift). */
+static void multiply_and_rectify(
+    vec *to, long step, long block_step, const vec *from, long from_step, const vec *weight,
+    const vec *shift, long pixels, shape s
+) {
+    multiply_any(to, step, block_step, from, from_step, weight, shift, pixels, s);
 }
 
 INLINE void add_lanes(double *sums, vec value) {
