@@ -1,8 +1,8 @@
-"""Conditions for the fast kernels of training, and a switch to disable them.
+"""Conditions for the fast kernels, and a switch to disable them.
 
-A fast kernel computes the same as the plain ops of PyTorch, up to rounding. It is used in training
-in single or double precision. Evaluation, autocast, `torch.compile` and `torch.export` use plain
-ops.
+A fast kernel computes the same as the plain ops of PyTorch, up to rounding. It is used in single or
+double precision, in training, and in evaluation without gradients. Autocast, `torch.compile` and
+`torch.export` use plain ops.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Waiting threads of OpenMP: they spin on a quiet machine and sleep at once on a busy one.
+"""Threads of OpenMP on a busy machine: the C kernels use fewer, and those that wait sleep at once.
 
 All threads of a kernel wait for the last one. If another process has its core, they wait for a
 whole time slice, and those that spin meanwhile keep the last one from running on theirs: on two
 cores a small network was seen to train a hundred times slower with two threads than with one.
-To change the number of threads would change the rounding of results. How threads wait does not.
+
+The C kernels give the same results with any number of threads, bit by bit, so theirs follows what
+the machine has to spare: `spare_threads`. The ops of torch do not: another number of threads
+changes the rounding of their sums. How their threads wait does not change it.
 
 GNU's OpenMP, PyTorch's on Linux, reads the number of turns to spin from the environment, once, when
 torch is imported. But it lets threads sleep (almost) at once while a process has more of its
@@ -15,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import sys
 import threading
@@ -31,6 +35,8 @@ _BUSY = 0.3
 """Cores that are missing on a busy machine. One process beside two threads gets 0.67 of two."""
 _CALM = 4
 """Number of measurements in a row without missing cores after which threads spin again."""
+_missing = 0
+"""Number of cores that others take from the threads of this process, as last seen."""
 _IDLE_COLUMNS = (3, 4)  # idle, iowait
 _COLUMNS = 8  # user to steal; guests are counted in user
 
@@ -43,6 +49,14 @@ def watch_the_machine() -> None:
     """
     if sys.platform.startswith("linux") and torch.get_num_threads() > 1 and not _is_active():
         _start_watching(os.getpid())  # threads do not survive a fork
+
+
+def spare_threads(threads: int) -> int:
+    """Return how many of these threads the machine had to spare lately; at least 1.
+
+    Without `watch_the_machine` all of them.
+    """
+    return max(1, threads - _missing) if _missing else threads
 
 
 def _is_active() -> bool:
@@ -101,7 +115,8 @@ class Crowd:
 
 
 def _watch(crowd: Crowd) -> None:
-    """Let the crowd come while the machine is busy."""
+    """Let the crowd come while the machine is busy, and `spare_threads` follow."""
+    global _missing
     judgment = Judgment()
     with contextlib.suppress(OSError, ValueError, LookupError):  # a system without the counters
         usage = Usage.now()
@@ -109,7 +124,9 @@ def _watch(crowd: Crowd) -> None:
             time.sleep(_SECONDS)
             before, usage = usage, Usage.now()
             threads = torch.get_num_threads()
-            is_busy = judgment.after(usage.missing_cores(before, threads))
+            missing = usage.missing_cores(before, threads)
+            is_busy = judgment.after(missing)
+            _missing = max(1, math.ceil(missing - _BUSY)) if is_busy else 0
             if is_busy and not crowd.is_there:
                 # With the threads that compute: one more than there are cores.
                 crowd.come(max(2, usage.cores - threads + 2))

@@ -22,8 +22,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import prune, spectral_norm
 from torch.utils.checkpoint import checkpoint
 
+from nni_petridish import attach_candidates
 from nni_petridish.core.alpha_table import AlphaTable
 from nni_petridish.core.weak_learner import Candidates
+from nni_petridish.kernels import waiting
 from nni_petridish.kernels.batch_norm import normalize
 from nni_petridish.kernels.deferred import add_prepared_sum
 from nni_petridish.kernels.native import calls as native
@@ -42,6 +44,7 @@ from tests.kernels.test_kernels import (
     kinds,
     mixed_ops,
 )
+from tests.support.networks import grown_network, small_space
 
 HAS_COMPILER = sys.platform.startswith("linux") and any(map(shutil.which, ("gcc", "clang", "cc")))
 pytestmark = pytest.mark.skipif(
@@ -243,6 +246,35 @@ def test_nan_shows() -> None:
     x[0, 0, 2, 2] = torch.nan
     assert is_native(op, x)
     assert torch.isnan(op(x)).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_threads_that_the_machine_cannot_spare_change_no_bit(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    net, x, _ = grown_network(small_space(), 2)
+    net, x = attach_candidates(net).to(dtype), x[:7].to(dtype)
+    monkeypatch.setattr(native, "_GRAIN", 0)
+    threads, found = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(3)
+        for missing in (0, 1, 2):
+            monkeypatch.setattr(waiting, "_missing", missing)
+            found.append(forward_and_backward(net, x))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found[0]) > 100
+    for key, value in found[0].items():
+        assert torch.equal(found[1][key], value), key
+        assert torch.equal(found[2][key], value), key
+
+
+def test_a_small_batch_needs_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(waiting, "_missing", 0)
+    small, large = (native.batch_of(torch.zeros(n, 16, 16, 16)) for n in (7, 8))
+    assert (small.parts, small.threads, large.parts, large.threads) == (4, 1, 4, 4)
 
 
 def test_threads_change_rounding_at_most() -> None:
@@ -631,7 +663,7 @@ def test_a_structure_that_changed_in_c_alone_is_refused(
     header.write_text(header.read_text().replace("long images,", "long depth, images,"))
     monkeypatch.setattr(native_library_module, "_SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(TypeError, match="structure 'batch' has 48 bytes in C but 40 in Python"):
+    with pytest.raises(TypeError, match="structure 'batch' has 56 bytes in C but 48 in Python"):
         native_library.__wrapped__(torch.float64)
 
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from nni_petridish.kernels.waiting import Judgment, Usage, busy_ticks
+from nni_petridish.kernels import waiting
+from nni_petridish.kernels.waiting import Judgment, Usage, busy_ticks, spare_threads
 
 # Two threads on two cores, and on each core a process that computes. Processor time is measured:
 # threads that spin while they wait use it up.
@@ -82,3 +83,13 @@ def test_ticks_are_counted_on_the_cores_of_this_process() -> None:
     assert 0 < usage.own < usage.all
     with pytest.raises(KeyError):
         busy_ticks("cpu 1 2 3\n", [0])
+
+
+@pytest.mark.parametrize(
+    ("missing", "spare"), [(0, [1, 2, 8]), (1, [1, 1, 7]), (3, [1, 1, 5]), (9, [1, 1, 1])]
+)
+def test_the_threads_of_kernels_are_those_that_the_machine_can_spare(
+    missing: int, spare: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_missing", missing)
+    assert [spare_threads(threads) for threads in (1, 2, 8)] == spare

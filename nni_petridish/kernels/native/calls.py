@@ -20,7 +20,10 @@ from torch import Tensor
 from nni_petridish.kernels.native import structures
 from nni_petridish.kernels.native.library import native_library
 from nni_petridish.kernels.switch import fast_kernels_apply
+from nni_petridish.kernels.waiting import spare_threads
 
+_GRAIN = 32768
+"""Numbers of a batch from which several threads pay; torch's own ops have the same limit."""
 ONE_TYPE = "native kernels take tensors of one type, on the CPU."
 
 
@@ -251,7 +254,17 @@ def addresses(**tensors: Tensor | None) -> dict[str, Any]:
 def batch_of(x: Tensor) -> structures.BatchStruct:
     """Return the C structure of the shape of a batch."""
     n, channels, height, width = x.shape
-    return structures.BatchStruct(n, height, width, channels, torch.get_num_threads())
+    return structures.BatchStruct(n, height, width, channels, *parts_and_threads(x.numel()))
+
+
+def parts_and_threads(numbers: int) -> tuple[int, int]:
+    """Return the number of parts of a batch of so many numbers, and of threads that compute them.
+
+    The parts, as many as torch has threads, fix the order of sums. The threads change no result, so
+    they may follow what the machine has to spare. A small batch needs one.
+    """
+    parts = torch.get_num_threads()
+    return parts, 1 if numbers < _GRAIN else spare_threads(parts)
 
 
 def _check_shapes(g: Tensor, x: Tensor) -> None:

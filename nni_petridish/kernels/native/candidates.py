@@ -15,6 +15,7 @@ from nni_petridish.kernels.native.calls import (
     check_memory,
     check_output,
     loaded,
+    parts_and_threads,
 )
 from nni_petridish.kernels.native.pools import POOLINGS
 from nni_petridish.kernels.native.structures import CANDIDATE
@@ -86,7 +87,7 @@ def _packed(g: Tensor, of: CandidateCall) -> bytes:
         second = (0,) * 7
         norms = (0, 0, 0, 0, *statistics, *(0,) * 7)
     return CANDIDATE.pack(
-        *(n, height, width, channels, torch.get_num_threads()),
+        *(n, height, width, channels, *parts_and_threads(x.numel())),
         *(x.data_ptr(), 0 if of.dx is None else of.dx.data_ptr(), of.adds),
         *((len(geometries), 0) if other is None else (0, _OTHERS.index(other))),
         *(*first, *second, *norms, of.alpha, 0.0),

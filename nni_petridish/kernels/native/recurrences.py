@@ -14,7 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nni_petridish.kernels.native.calls import addresses, check_memory, loaded
+from nni_petridish.kernels.native.calls import (
+    addresses,
+    check_memory,
+    loaded,
+    parts_and_threads,
+)
 from nni_petridish.kernels.native.structures import (
     CandidateNodeStruct,
     CellSizeStruct,
@@ -110,7 +115,9 @@ class Cell(NamedTuple):
             **places,
         )
         steps, rows, width = made.outputs.shape
-        size = CellSizeStruct(steps, rows, self.hidden, width, n - 1, torch.get_num_threads())
+        size = CellSizeStruct(
+            steps, rows, self.hidden, width, n - 1, _threads(steps * rows * width)
+        )
         check_memory(getattr(loaded(made.outputs), name)(ctypes.byref(call), size))
 
 
@@ -159,7 +166,13 @@ def node_gradients(
             **dict(zip(names, node.running, strict=False)),
         ),
     )
-    size = CellSizeStruct(steps, rows, hidden, width, 0, torch.get_num_threads())
+    size = CellSizeStruct(steps, rows, hidden, width, 0, _threads(steps * rows * width))
     settings = ctypes.c_double(eps), ctypes.c_double(momentum)
     check_memory(loaded(z).node_gradients(ctypes.byref(call), size, *settings))
     return dgates, call.dalpha
+
+
+def _threads(numbers: int) -> int:
+    """Return the number of threads for a cell with so many numbers; it changes no result."""
+    _, threads = parts_and_threads(numbers)
+    return threads

@@ -20,7 +20,7 @@ def _fields(numbers: str, tensors: str) -> list[tuple[str, Any]]:
 class BatchStruct(ctypes.Structure):
     """A batch of images: ``batch`` of images.h."""
 
-    _fields_ = _fields("images height width channels threads", "")
+    _fields_ = _fields("images height width channels parts threads", "")
 
 
 class UnitStruct(ctypes.Structure):
@@ -78,7 +78,7 @@ class CandidateNodeStruct(ctypes.Structure):
     ]
 
 
-CANDIDATE = struct.Struct("5l 2P 3l 3l4P 3l4P 7P 7P 2d")
+CANDIDATE = struct.Struct("6l 2P 3l 3l4P 3l4P 7P 7P 2d")
 """The fields of ``candidate`` of native.c in order; the last is the gradient of α."""
 
 SHORTCUT = struct.Struct("7P 4P 4P")

@@ -7,7 +7,7 @@ terms u_t of some rows are laid out side by side and multiplied while they are i
 
 /* The input of the second unit. */
 INLINE batch middle_of(const term *t, batch out) {
-    return (batch){out.images, out.height, out.width, t->channels, out.threads};
+    return (batch){out.images, out.height, out.width, t->channels, out.parts, out.threads};
 }
 
 /* Scratch memory of a term: the weights of its units, and frames or pooled columns. */

@@ -36,7 +36,7 @@ typedef struct {
 } sum_of_terms;
 
 INLINE batch input_of(const term *t, batch out) {
-    return (batch){out.images, t->height, t->width, t->channels, out.threads};
+    return (batch){out.images, t->height, t->width, t->channels, out.parts, out.threads};
 }
 
 INLINE long parts_of(const term *t) { return !t->length && t->kind == HALVES ? 2 : 1; }

@@ -26,9 +26,10 @@ enum { STRIP = 64 }; /* the pixels of a product, whose operands then stay in the
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* The shape of a batch of images. */
+/* The shape of a batch of images. Sums over images are those of the parts, in order: the number of
+threads that compute them changes no result. */
 typedef struct {
-    long images, height, width, channels, threads;
+    long images, height, width, channels, parts, threads;
 } batch;
 
 /* The geometry of a depthwise conv with a square kernel and "same" padding. */
@@ -94,6 +95,23 @@ INLINE void load_row(vec *to, long step, const REAL *x, long width, batch b, lon
     else
         for (long j = 0; j < width; j++)
             to[j * step] = load(x + j * b.channels + k * LANES, lanes_of(k, b));
+}
+
+/* What one of several takes of a whole: consecutive shares, the first of which may be larger by one. */
+typedef struct {
+    long first, end;
+} share;
+
+INLINE share share_of(long index, long count, long whole) {
+    long each = whole / count, rest = whole % count;
+    long first = index * each + (index < rest ? index : rest);
+    return (share){first, first + each + (index < rest)};
+}
+
+/* The images of a part, and the parts of the calling thread. */
+INLINE share images_of(long part, batch b) { return share_of(part, b.parts, b.images); }
+INLINE share own_parts(batch b) {
+    return share_of(omp_get_thread_num(), omp_get_num_threads(), b.parts);
 }
 
 INLINE size_t whole_blocks(size_t bytes) { return (bytes + 63) / 64 * 64; }

@@ -260,7 +260,7 @@ static void merge_image_backward(
     for (long k = 0; k < 2 * by.in_blocks; k++) add_lanes(sums + k * LANES, at.sums[k]);
 }
 
-/* The totals of all threads: the gradient of the weights, and the combination of each shortcut. */
+/* The totals of all parts: the gradient of the weights, and the combination of each shortcut. */
 static void finish_shortcuts(const merge *of, double *const *found, batch b, settings s) {
     shape by = merge_shape(of, b);
     long n = b.channels;
@@ -269,15 +269,15 @@ static void finish_shortcuts(const merge *of, double *const *found, batch b, set
         for (long p = 0; p < of->count; p++)
             for (long c = 0; c < n; c++) {
                 long at = 2 * by.inputs + o * by.inputs + p * blocks(b) * LANES + c;
-                of->dweight[(o * of->count + p) * n + c] = total_of(found, at, b.threads);
+                of->dweight[(o * of->count + p) * n + c] = total_of(found, at, b.parts);
             }
     for (long p = 0; p < of->count; p++) {
         const shortcut *to = of->shortcuts + p;
         if (!to->mean || !to->dvalue) continue;
         for (long c = 0; c < n; c++) {
             long at = 2 * (p * blocks(b) + c / LANES) * LANES + c % LANES;
-            totals[c] = total_of(found, at, b.threads);
-            products[c] = total_of(found, at + LANES, b.threads);
+            totals[c] = total_of(found, at, b.parts);
+            products[c] = total_of(found, at + LANES, b.parts);
         }
         norm own = merge_norm(to->mean, to->variance, b, s);
         own.totals = totals, own.products = products;
@@ -292,21 +292,22 @@ static int shortcut_gradients(
     long n = blocks(b), weights = by.outputs * by.in_blocks;
     long sums_size = by.inputs * (2 + by.outputs);
     long own = weights + (4 + STRIP) * by.in_blocks + pixels(b) * (by.in_blocks + n);
-    double **found = zeros(b.threads * sizeof *found);
+    double **found = zeros(b.parts * sizeof *found);
     if (!found) return 0;
     int enough = 1;
 #pragma omp parallel num_threads(b.threads)
     {
-        merge_workplace at = {.rows = own_sums(found, sums_size, own)};
-        double *sums = found[omp_get_thread_num()];
+        merge_workplace at = {.rows = own_sums(found, sums_size, own, b)};
+        share parts = own_parts(b);
         at.affine = at.rows + weights, at.sums = at.affine + 2 * by.in_blocks;
         at.strip = at.sums + 2 * by.in_blocks, at.inputs = at.strip + STRIP * by.in_blocks;
         at.dy = at.inputs + pixels(b) * by.in_blocks;
         if (at.rows) load_merge(at.rows, of, b, 1);
         else missing(&enough);
-#pragma omp for schedule(static)
-        for (long image = 0; image < b.images; image++)
-            if (at.rows) merge_image_backward(sums, at, of, from, image, b, s);
+        for (long p = parts.first; at.rows && p < parts.end; p++)
+            for (long image = images_of(p, b).first; image < images_of(p, b).end; image++)
+                merge_image_backward(found[p], at, of, from, image, b, s);
+#pragma omp barrier
 #pragma omp single
         finish_shortcuts(of, found, b, s);
     }

@@ -62,7 +62,7 @@ static void pool_all_columns(columns to, const REAL *image, long i, batch b) {
 }
 
 /* The weight of each pixel in a mean with the padding not counted. */
-INLINE REAL share(const pool *of, long i, long j, batch b) {
+INLINE REAL part_of_mean(const pool *of, long i, long j, batch b) {
     return (REAL)1 / (neighbors(i * of->stride, b.height) * neighbors(j * of->stride, b.width));
 }
 
@@ -77,7 +77,7 @@ static void pooled_row(vec *row, long step, columns from, const pool *of, long i
     else
         for (long j = 0; j < width; j++) {
             const vec *at = from.sums + j * stride;
-            row[j * step] = (at[0] + at[1] + at[2]) * share(of, i, j, b);
+            row[j * step] = (at[0] + at[1] + at[2]) * part_of_mean(of, i, j, b);
         }
 }
 
@@ -214,7 +214,7 @@ static void block_gradients(
         else
             for (long j = 0; j < width; j++)
                 to.inside[start + j * c.stride] =
-                    at.dy[j] * (of->kind == MEAN ? share(of, i, j, b) : 1);
+                    at.dy[j] * (of->kind == MEAN ? part_of_mean(of, i, j, b) : 1);
     }
 }
 

@@ -20,7 +20,8 @@ INLINE long halved(long size, long parts) { return (size - 1) / parts + 1; }
 /* The batch of outputs. */
 static batch projected(const projection *of, batch b) {
     return (batch){
-        b.images, halved(b.height, of->parts), halved(b.width, of->parts), of->outputs, b.threads
+        b.images, halved(b.height, of->parts), halved(b.width, of->parts), of->outputs, b.parts,
+        b.threads
     };
 }
 
@@ -152,6 +153,41 @@ INLINE void scatter_parts(
         }
 }
 
+/* Scratch memory of a thread for the backward pass: the weights, and inputs and dy of an image. */
+typedef struct {
+    vec *rows, *inputs, *dy, *du;
+} projection_workplace;
+
+/* The gradients of the weights from one image, and dx. */
+static void project_image_backward(
+    double *sums, projection_workplace at, const projection *of, products p, long image, batch b
+) {
+    batch out = projected(of, b);
+    long count = pixels(out), sums_size = p.s.outputs * p.s.in_blocks * LANES; /* of a group */
+    long weights_size = p.s.outputs * p.s.in_blocks, row_size = out.width * p.in_blocks;
+    long x_at = image * pixels(b) * b.channels, y_at = image * count * of->outputs;
+    for (long i = 0; i < out.height; i++)
+        rectify_parts(at.inputs + i * row_size, of, of->x + x_at, i, b);
+    output_gradient(at.dy, of->g + y_at, of->y + y_at, of->of, count, out);
+    for (long q = 0; q < p.groups; q++)
+        accumulate(
+            sums + q * sums_size, at.dy + q * p.s.out_blocks, p.out_blocks,
+            at.inputs + q * p.s.in_blocks, p.in_blocks, count, p.s
+        );
+    if (!of->dx) return;
+    REAL *dx = of->dx + x_at;
+    if (of->parts > 1 && !of->adds) memset(dx, 0, pixels(b) * b.channels * sizeof(REAL));
+    for (long i = 0; i < out.height; i++) {
+        for (long q = 0; q < p.groups; q++)
+            multiply(
+                at.du + q * p.s.in_blocks, p.in_blocks, 1,
+                at.dy + i * out.width * p.out_blocks + q * p.s.out_blocks, p.out_blocks,
+                at.rows + q * weights_size, out.width, transposed(p.s)
+            );
+        scatter_parts(dx, at.du, at.inputs + i * row_size, of, i, b);
+    }
+}
+
 /* The gradients of the weights, and dx if needed. */
 int projection_backward(const projection *of, batch b) {
     batch out = projected(of, b);
@@ -159,48 +195,29 @@ int projection_backward(const projection *of, batch b) {
     long count = pixels(out), sums_size = p.s.outputs * p.s.in_blocks * LANES; /* of a group */
     long weights_size = p.s.outputs * p.s.in_blocks, row_size = out.width * p.in_blocks;
     long own = p.groups * weights_size + count * (p.in_blocks + p.out_blocks) + row_size;
-    double **found = zeros(b.threads * sizeof *found);
+    double **found = zeros(b.parts * sizeof *found);
     if (!found) return 0;
     int enough = 1;
 #pragma omp parallel num_threads(b.threads)
     {
-        vec *rows = own_sums(found, p.groups * sums_size, own);
-        double *sums = found[omp_get_thread_num()];
+        vec *rows = own_sums(found, p.groups * sums_size, own, b);
+        share parts = own_parts(b);
         vec *inputs = rows + p.groups * weights_size, *dy = inputs + count * p.in_blocks;
         vec *du = dy + count * p.out_blocks;
         if (rows) load_weights(rows, of, p, b, 1);
         else missing(&enough);
-#pragma omp for schedule(static)
-        for (long image = 0; image < b.images; image++) {
-            if (!rows) continue;
-            long x_at = image * pixels(b) * b.channels, y_at = image * count * of->outputs;
-            for (long i = 0; i < out.height; i++)
-                rectify_parts(inputs + i * row_size, of, of->x + x_at, i, b);
-            output_gradient(dy, of->g + y_at, of->y + y_at, of->of, count, out);
-            for (long q = 0; q < p.groups; q++)
-                accumulate(
-                    sums + q * sums_size, dy + q * p.s.out_blocks, p.out_blocks,
-                    inputs + q * p.s.in_blocks, p.in_blocks, count, p.s
+        for (long part = parts.first; rows && part < parts.end; part++)
+            for (long image = images_of(part, b).first; image < images_of(part, b).end; image++)
+                project_image_backward(
+                    found[part], (projection_workplace){rows, inputs, dy, du}, of, p, image, b
                 );
-            if (!of->dx) continue;
-            REAL *dx = of->dx + x_at;
-            if (of->parts > 1 && !of->adds) memset(dx, 0, pixels(b) * b.channels * sizeof(REAL));
-            for (long i = 0; i < out.height; i++) {
-                for (long q = 0; q < p.groups; q++)
-                    multiply(
-                        du + q * p.s.in_blocks, p.in_blocks, 1,
-                        dy + i * out.width * p.out_blocks + q * p.s.out_blocks, p.out_blocks,
-                        rows + q * weights_size, out.width, transposed(p.s)
-                    );
-                scatter_parts(dx, du, inputs + i * row_size, of, i, b);
-            }
-        }
+#pragma omp barrier
 #pragma omp for schedule(static)
         for (long o = 0; o < of->outputs; o++)
             for (long c = 0; c < b.channels; c++) {
                 place w = place_of(o, c, of, p, b);
                 long at = w.group * sums_size + w.output * p.s.in_blocks * LANES + w.input;
-                of->dweights[w.part][w.at] = total_of(found, at, b.threads);
+                of->dweights[w.part][w.at] = total_of(found, at, b.parts);
             }
     }
     free(found);

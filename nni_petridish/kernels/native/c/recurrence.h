@@ -242,7 +242,7 @@ typedef struct {
 /* The gates and the moments of the node at all steps, and its correlation with g. */
 static int node_forward(const candidate_node *of, norm to, cell_size s) {
     long n = state_blocks(s), own = 3 * s.rows * n + n * sizeof(sums_of_block) / sizeof(vec);
-    batch b = {s.steps, 1, s.rows, s.width, s.threads};
+    batch b = {s.steps, 1, s.rows, s.width, s.threads, s.threads};
     vec *weights = room(packed_size(s) * sizeof(vec));
     sums_of_channel *sums = room(s.steps * s.width * sizeof(sums_of_channel));
     if (!weights || !sums) return free(weights), free(sums), 0;

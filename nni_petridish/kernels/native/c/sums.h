@@ -88,21 +88,23 @@ static void finish_batch(
     }
 }
 
-/* Allocate the sums of the calling thread, set to zero, and register them in found. They precede the
-returned memory. */
-static vec *own_sums(double **found, long count, long vecs) {
-    size_t bytes = whole_blocks(count * sizeof(double));
-    char *memory = own_room(bytes + vecs * sizeof(vec));
-    found[omp_get_thread_num()] = (double *)memory;
+/* Allocate the sums of the parts of the calling thread, set to zero, and register them in found. They
+precede the returned memory. */
+static vec *own_sums(double **found, long count, long vecs, batch b) {
+    share parts = own_parts(b);
+    size_t bytes = whole_blocks(count * sizeof(double)), all = (parts.end - parts.first) * bytes;
+    char *memory = own_room(all + vecs * sizeof(vec));
     if (!memory) return NULL;
-    memset(memory, 0, bytes);
-    return (vec *)(memory + bytes);
+    memset(memory, 0, all);
+    for (long p = parts.first; p < parts.end; p++)
+        found[p] = (double *)(memory + (p - parts.first) * bytes);
+    return (vec *)(memory + all);
 }
 
-/* The total over all threads, in order, without those that could not allocate memory. */
-INLINE double total_of(double *const *found, long at, long threads) {
+/* The total over all parts, in order, without those whose thread could not allocate memory. */
+INLINE double total_of(double *const *found, long at, long parts) {
     double total = 0;
-    for (long t = 0; t < threads; t++) total += found[t] ? found[t][at] : 0;
+    for (long p = 0; p < parts; p++) total += found[p] ? found[p][at] : 0;
     return total;
 }
 

@@ -308,13 +308,13 @@ int unit_backward(const unit *of, batch b) {
     long frames_size = n * frame_in(0, b, c).size, u_size = outputs(b, c) * n;
     long sums_size = n * LANES * (stride + b.channels), weights_size = n * (2 * size + b.channels);
     long own = weights_size + 2 * frames_size + 2 * u_size + b.width * n;
-    double **found = zeros(b.threads * sizeof *found);
+    double **found = zeros(b.parts * sizeof *found);
     if (!found) return 0;
     int enough = 1;
 #pragma omp parallel num_threads(b.threads)
     {
-        vec *taps = own_sums(found, sums_size, own), *flipped = taps + n * size;
-        double *sums = found[omp_get_thread_num()];
+        vec *taps = own_sums(found, sums_size, own, b), *flipped = taps + n * size;
+        share parts = own_parts(b);
         workplace at = {.frames = taps + weights_size};
         at.gradients = at.frames + frames_size, at.u = at.gradients + frames_size;
         at.dy = at.u + u_size, at.row = at.dy + u_size;
@@ -328,20 +328,21 @@ int unit_backward(const unit *of, batch b) {
                 flipped[k] = taps[k / size * size + size - 1 - k % size];
             load_pointwise(flipped + n * size, of->pointwise, b, 0);
         } else missing(&enough);
-#pragma omp for schedule(static)
-        for (long image = 0; image < b.images; image++)
-            if (taps) image_backward(sums, at, taps, of, image, b);
+        for (long p = parts.first; taps && p < parts.end; p++)
+            for (long image = images_of(p, b).first; image < images_of(p, b).end; image++)
+                image_backward(found[p], at, taps, of, image, b);
+#pragma omp barrier
 #pragma omp for schedule(static)
         for (long channel = 0; channel < b.channels; channel++) {
             long start = channel / LANES * stride * LANES + channel % LANES;
             for (long s = 0; s < stride; s++) {
-                REAL sum = total_of(found, start + s * LANES, b.threads);
+                REAL sum = total_of(found, start + s * LANES, b.parts);
                 if (s > 1) of->ddepthwise[channel * size + s - 2] = sum;
                 else if (of->dx) *(s ? of->products + channel : of->totals + channel) = sum;
             }
             for (long i = 0; i < b.channels; i++)
                 of->dpointwise[channel * b.channels + i] =
-                    total_of(found, n * LANES * (stride + channel) + i, b.threads);
+                    total_of(found, n * LANES * (stride + channel) + i, b.parts);
         }
     }
     free(found);
