@@ -29,21 +29,21 @@ import sys, time, torch
 import torch.nn.functional as F
 from nni_petridish import attach_candidates
 from nni_petridish.kernels import waiting
+from nni_petridish.tasks.optim import make_optimizer, take_step
 from search_spaces import VisionSpace
 if sys.argv[2] == "off":
     waiting._start_watching = lambda process: None
 torch.manual_seed(0)
 space = VisionSpace((3, 8, 8), 10, 1, 8)
 net = attach_candidates(space.build(space.seed()))
-optimizer = torch.optim.SGD(net.parameters(), lr=0.01, fused=True)
+optimizer = make_optimizer(net, lr=0.01, weight_decay=0.0)
 images, labels = torch.randn(32, 3, 8, 8), torch.randint(10, (32,))
 waiting.watch_the_machine()
 def train(seconds):
     steps, began, used = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - began < seconds:
-        optimizer.zero_grad()
-        F.cross_entropy(net(images), labels).backward()
-        optimizer.step()
+        loss = F.cross_entropy(net(images), labels)
+        take_step(optimizer, loss, (), 5.0, lambda group: 0.01)
         steps += 1
     return steps / (time.perf_counter() - began), (time.process_time() - used) / steps
 train(3)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from nni_petridish.core.grow import candidate_parameters
 from nni_petridish.core.momentum import start_of
 from nni_petridish.core.scalars import scalar_ids
 from nni_petridish.errors import TrainingError
+
+_GRAIN = 32768
+"""Numbers from which torch's ops use several threads."""
 
 
 def make_optimizer(
@@ -113,7 +117,27 @@ def take_step(
         clip_gradients(parameters, clip)
     for group in optimizer.param_groups:
         group["lr"] = lr(group)
-    optimizer.step()
+    with _one_thread_if_small(optimizer):
+        optimizer.step()
+
+
+@contextmanager
+def _one_thread_if_small(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Use one thread if the parameters are small; it changes no bit of an update.
+
+    The fused step starts the threads anew for each parameter, hundreds of times, and on a busy
+    machine every start may take a time slice.
+    """
+    threads = torch.get_num_threads()
+    sizes = [p.numel() for group in optimizer.param_groups for p in group["params"]]
+    if threads == 1 or sum(sizes) >= _GRAIN * len(sizes):
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def clip_gradients(parameters: list[nn.Parameter], limit: float) -> None:

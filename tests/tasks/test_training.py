@@ -21,7 +21,7 @@ from nni_petridish.core import candidate_parameters
 from nni_petridish.errors import ConfigError, DataError, Interrupted, TrainingError
 from nni_petridish.tasks.checkpoint import FILE, load_checkpoint, unique_state
 from nni_petridish.tasks.loop import History
-from nni_petridish.tasks.optim import clip_groups, make_optimizer
+from nni_petridish.tasks.optim import clip_groups, make_optimizer, take_step
 from nni_petridish.tasks.vision.augment import Augmentation, cutout, shift_and_flip
 from nni_petridish.tasks.vision.data import load_data
 from nni_petridish.tasks.vision.recipe import DIFFERENCES, Recipe
@@ -698,3 +698,25 @@ def test_a_small_cnn_learns_the_digits() -> None:
     fit(net, data.train, recipe, seed=0, progress=False)
     assert start < 0.5
     assert evaluate(net, data.test, recipe).accuracy > 0.95
+
+
+def test_small_parameters_are_updated_by_one_thread_with_the_same_bits() -> None:
+    threads, seen, found = torch.get_num_threads(), [], []
+    try:
+        torch.set_num_threads(3)
+        for is_apart in (False, True):
+            torch.manual_seed(0)
+            net = nn.ModuleList([nn.Linear(n, 41) for n in (3, 17, 130)])
+            if is_apart:  # on average no longer small
+                net.append(nn.Linear(1000, 1000))
+            optimizer = make_optimizer(net, lr=0.1, weight_decay=1e-3, momentum=0.9)
+            optimizer.register_step_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+            for _ in range(3):
+                loss = torch.stack([p.sin().sum() for p in net.parameters()]).sum()
+                take_step(optimizer, loss, (), 5.0, lambda group: 0.1)
+            assert torch.get_num_threads() == 3
+            found.append([*net[:3].parameters()])
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [1] * 3 + [3] * 3
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
