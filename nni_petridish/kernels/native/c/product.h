@@ -138,7 +138,7 @@ INLINE void accumulate_some(
     double *sums, const vec *g, long g_step, const vec *u, long u_step, long pixels, shape s,
     long first, long count
 ) {
-    long i = 0, half = count / 2;
+    long i = 0, half = count > 1 ? count / 2 : 1; /* count is 1 where a register holds two lanes */
     for (; i + PAIR <= s.in_blocks; i += PAIR)
         for (long k = first; k < first + count; k += half)
             accumulate_tile(sums, g, g_step, u, u_step, pixels, s, k, half, i, PAIR);
