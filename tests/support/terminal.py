@@ -88,6 +88,8 @@ def on_terminal(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Shells ignore it for commands in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with os.fdopen(follower, "w") as stream, monkeypatch.context() as patched:
         patched.setattr(sys, "stderr", stream)
         patched.setattr(sys, "stdout", stream)
