@@ -24,7 +24,7 @@ from nni_petridish.kernels.native.calls import (
 from nni_petridish.kernels.native.structures import SUM_OF_TERMS, TERM
 
 KINDS = ("none", "avg", "max", "relu", "halves")
-"""What a term without units does, in the order of the numbers in C."""
+"""Kinds of a term without units, in the order of the numbers in C."""
 _NO_NORM = (0, 0, 0, 0, 0.0)
 
 
