@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from nni_petridish.results.report import svg
 from nni_petridish.studies.comparison import measures
+from nni_petridish.studies.comparison.curves import Frame, draw_curves
 from nni_petridish.studies.comparison.findings import QUANTITIES, Findings, primary
 
 _WIDTH, _LEFT, _RIGHT, _LINE = 760.0, 130.0, 20.0, 24.0
@@ -41,30 +42,10 @@ def mean_curve(found: Findings, method: str) -> list[tuple[float, float]]:
 
 def _curves(found: Findings, methods: Sequence[str], top: float) -> list[str]:
     curves = {method: mean_curve(found, method) for method in methods}
-    # The start, where nothing is trained yet, would flatten the rest.
-    seen = [error for points in curves.values() for share, error in points if share >= 0.3]
-    ticks = svg.ticks(min(seen, default=0.0), max(seen, default=1.0))
-    bottom = top + _CURVES
-
-    def place(share: float, error: float) -> tuple[float, float]:
-        part = (min(error, ticks[-1]) - ticks[0]) / (ticks[-1] - ticks[0])
-        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT), bottom - part * _CURVES
-
-    title = f"lowest validation {found.measure.name} so far{found.measure.unit}, mean of the seeds"
-    parts = [svg.text(8, top - 14, title, "bold")]
-    for tick in ticks:
-        _, y = place(0, tick)
-        parts += [
-            svg.line(_LEFT, y, _WIDTH - _RIGHT, y, "axis"),
-            svg.text(_LEFT - 8, y + 4, f"{tick:g}", "soft", "end"),
-        ]
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        x, _ = place(share, ticks[0])
-        parts.append(svg.text(x, bottom + 16, f"{share:.0%}", "soft", "middle"))
-    parts.append(svg.text((_LEFT + _WIDTH) / 2, bottom + 32, "of the budget", "soft", "middle"))
-    for i, points in enumerate(curves.values()):
-        parts.append(svg.polyline([place(*point) for point in points], f"curve s{i % svg.HUES}"))
-    return parts
+    frame = Frame(_LEFT, _WIDTH - _RIGHT, top, _CURVES)
+    return draw_curves(
+        found, curves, frame, shown_from=0.3, label="{:.0%}".format, axis="of the budget"
+    )
 
 
 def _errors(found: Findings, methods: Sequence[str], top: float) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from nni_petridish.studies.comparison.crossover import (
     curves,
     families,
 )
+from nni_petridish.studies.comparison.curves import Frame, draw_curves
 from nni_petridish.studies.comparison.findings import Findings
 
 CROSSOVER = (
@@ -48,39 +50,22 @@ def draw_crossover(found: Findings) -> str:
     """Return the mean curves over the compute as an SVG file."""
     lines = families(found)
     means = {
-        name: mean for name, names in lines.items() if (mean := _mean(found, names)) is not None
+        name: [(i / (POINTS - 1), float(error)) for i, error in enumerate(mean)]
+        for name, names in lines.items()
+        if (mean := _mean(found, names)) is not None
     }
-    # The start, where nothing is trained yet, would flatten the rest.
-    seen = [float(error) for mean in means.values() for error in mean[POINTS // 5 :]]
-    ticks = svg.ticks(min(seen, default=0.0), max(seen, default=1.0))
-    bottom = _TOP + _CURVES
-
-    def place(share: float, error: float) -> tuple[float, float]:
-        part = (min(error, ticks[-1]) - ticks[0]) / (ticks[-1] - ticks[0])
-        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT), bottom - part * _CURVES
-
-    title = f"lowest validation {found.measure.name} so far{found.measure.unit}, mean of the seeds"
-    parts = [svg.text(8, _TOP - 14, title, "bold")]
-    for tick in ticks:
-        _, y = place(0, tick)
+    frame = Frame(_LEFT, _WIDTH - _RIGHT, _TOP, _CURVES)
+    axis = "processor time" if found.unit == "seconds" else "multiply-adds times examples"
+    parts = draw_curves(
+        found, means, frame, shown_from=0.2, label=partial(_compute, found), axis=axis
+    )
+    for i, name in enumerate(means):
+        y = frame.bottom + _FOOT + i * _LINE
         parts += [
-            svg.line(_LEFT, y, _WIDTH - _RIGHT, y, "axis"),
-            svg.text(_LEFT - 8, y + 4, f"{tick:g}", "soft", "end"),
-        ]
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        x, _ = place(share, ticks[0])
-        parts.append(svg.text(x, bottom + 16, _compute(found, share), "soft", "middle"))
-    unit = "processor time" if found.unit == "seconds" else "multiply-adds times examples"
-    parts.append(svg.text((_LEFT + _WIDTH) / 2, bottom + 34, unit, "soft", "middle"))
-    for i, (name, mean) in enumerate(means.items()):
-        points = [place(j / (POINTS - 1), float(error)) for j, error in enumerate(mean)]
-        y = bottom + _FOOT + i * _LINE
-        parts += [
-            svg.polyline(points, f"curve s{i % svg.HUES}"),
             svg.line(_LEFT, y - 4, _LEFT + 18, y - 4, f"curve s{i % svg.HUES}"),
             svg.text(_LEFT + 26, y, name),
         ]
-    height = bottom + _FOOT + _LINE * len(means)
+    height = frame.bottom + _FOOT + _LINE * len(means)
     label = f"{found.measure.name} of the compared methods over their compute"
     return svg.standalone(svg.picture(_WIDTH, height, parts, label))
 
