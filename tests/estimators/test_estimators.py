@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pandas as pd
 import pytest
 import torch
@@ -222,8 +223,6 @@ def test_a_regressor_predicts_in_the_unit_of_y() -> None:
 
 @pytest.mark.parametrize("kind", ["classifier", "regressor"])
 def test_the_exported_file_predicts_the_same(kind: str, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
     X, y = wine()
     model: Any = classifier(max_models=2, epochs=4)
     if kind == "regressor":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import io
 from collections.abc import Callable, Iterator
 
@@ -45,28 +46,28 @@ def vit() -> tuple[nn.Module, Tensor]:
 
 
 def mixer() -> tuple[nn.Module, Tensor]:
-    models = pytest.importorskip("timm.models.mlp_mixer")
+    models = importlib.import_module("timm.models.mlp_mixer")
     net = models.MlpMixer(num_classes=5, img_size=16, patch_size=4, num_blocks=2, embed_dim=16)
     nn.init.normal_(net.head.weight)
     return net, torch.randn(3, 3, 16, 16)
 
 
 def gpt2() -> tuple[nn.Module, Tensor]:
-    hf = pytest.importorskip("transformers")
+    hf = importlib.import_module("transformers")
     ends = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
     config = hf.GPT2Config(vocab_size=20, n_positions=16, n_embd=16, n_layer=2, n_head=2, **ends)
     return hf.GPT2LMHeadModel(config), torch.randint(0, 20, (3, 6))
 
 
 def bert() -> tuple[nn.Module, Tensor]:
-    hf = pytest.importorskip("transformers")
+    hf = importlib.import_module("transformers")
     sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = hf.BertConfig(**sizes, intermediate_size=32, max_position_embeddings=16)
     return hf.BertForSequenceClassification(config), torch.randint(1, 20, (3, 6))
 
 
 def timm_vit() -> tuple[nn.Module, Tensor]:
-    models = pytest.importorskip("timm.models.vision_transformer")
+    models = importlib.import_module("timm.models.vision_transformer")
     sizes = {"img_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}
     net = models.VisionTransformer(**sizes, num_classes=5)
     nn.init.normal_(net.head.weight)
@@ -74,7 +75,7 @@ def timm_vit() -> tuple[nn.Module, Tensor]:
 
 
 def timm_swin() -> tuple[nn.Module, Tensor]:
-    models = pytest.importorskip("timm.models.swin_transformer")
+    models = importlib.import_module("timm.models.swin_transformer")
     sizes = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 8}
     net = models.SwinTransformer(**sizes, depths=(1, 1), num_heads=(2, 2), num_classes=5)
     nn.init.normal_(net.head.fc.weight)
@@ -82,7 +83,7 @@ def timm_swin() -> tuple[nn.Module, Tensor]:
 
 
 def timm_convnext() -> tuple[nn.Module, Tensor]:
-    models = pytest.importorskip("timm.models.convnext")
+    models = importlib.import_module("timm.models.convnext")
     net = models.ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=5)
     nn.init.normal_(net.head.fc.weight)
     return net, torch.randn(3, 3, 64, 64)
@@ -208,7 +209,7 @@ def test_a_language_model_grows_on_text() -> None:
     text = (this.s * 2)[:1700].lower()
     letters = sorted(set(text))
     codes = torch.tensor([letters.index(letter) for letter in text])
-    hf = pytest.importorskip("transformers")
+    hf = importlib.import_module("transformers")
     torch.manual_seed(0)
     config = hf.GPT2Config(
         vocab_size=len(letters), n_positions=32, n_embd=16, n_layer=2, n_head=2, use_cache=False
