@@ -125,6 +125,13 @@ class OptunaChooser:
     ) -> None:
         self._ranges, self._settings, self._read_events = dict(ranges), settings, read_events
 
+    @property
+    def i_max_range(self) -> range:
+        """Every I_max that may be chosen."""
+        fixed = Range(self._settings.i_max, self._settings.i_max)
+        found = self._ranges.get("i_max", fixed)
+        return range(int(found.low), int(found.high) + 1)
+
     def __call__(self, number: int) -> tuple[float, int]:
         """Return (λ, I_max) for the growth with this number."""
         events = self._read_events()

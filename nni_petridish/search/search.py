@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from nni_petridish.errors import SearchError
 from nni_petridish.search.complexity import COMPLEXITIES
@@ -57,6 +58,7 @@ __all__ = [
     "Limits",
     "ModelRecord",
     "Outcome",
+    "RangedChooser",
     "Search",
     "SearchSettings",
     "Wait",
@@ -65,6 +67,24 @@ __all__ = [
 # A function that returns (λ, I_max) for the growth with a given number. It may be called again for
 # the same number if the growth could not be recorded. It is never called in a replay.
 Chooser = Callable[[int], tuple[float, int]]
+
+
+@runtime_checkable
+class RangedChooser(Protocol):
+    """A `Chooser` that tells which I_max it may choose.
+
+    A parent without new children for one I_max is then grown with another one. Without the range it
+    is not grown any more, because nothing tells whether there is another one.
+    """
+
+    @property
+    def i_max_range(self) -> range:
+        """Every I_max that may be chosen."""
+
+    def __call__(self, number: int) -> tuple[float, int]:
+        """Return (λ, I_max) for the growth with this number."""
+
+
 REJECTIONS = 2
 """Growths that a parent may have rejected: the candidates of the second one start elsewhere."""
 
@@ -330,11 +350,19 @@ class Search(SearchState):
 
     def _is_exhausted(self, id: str) -> bool:
         """Return whether every architecture that can be grown from a model is one already."""
+        if self._chooser is not None:
+            # The number of choices depends on I_max, which differs from growth to growth.
+            return id in self._exhausted and not self._open_i_max(id)
         outcome = self._facts[id].outcome
         choices = None if outcome is None else outcome.metrics.get(CHOICES)
-        # A chooser may choose another I_max, which the number of choices depends on.
-        is_used_up = choices and self._chooser is None and self._children[id] >= choices
+        is_used_up = choices and self._children[id] >= choices
         return bool(is_used_up) or id in self._exhausted
+
+    def _open_i_max(self, id: str) -> list[int]:
+        """Return each I_max of a range for which a model may still have a new child."""
+        if not isinstance(self._chooser, RangedChooser):
+            return []
+        return [i_max for i_max in self._chooser.i_max_range if i_max not in self._exhausted[id]]
 
     def _why_no_parent(self) -> str:
         if self._hull.ids:
@@ -364,6 +392,8 @@ class Search(SearchState):
             l1, i_max = self._chooser(number)
             check_number("l1", l1, 0)
             check_number("i_max", i_max, 1, whole=True)
+            if i_max in self._exhausted.get(parent, ()):
+                i_max = min(self._open_i_max(parent), key=lambda other: abs(other - i_max))
         seed = _random_seed(self.settings.seed, number, attempt=1)
         sizes = self.settings.limits.sizes()
         within = sizes if sizes and self.settings.limits.oversize == SKIP else None

@@ -76,8 +76,8 @@ class SearchState:
         self._running: dict[str, None] = {}
         self._waiting: dict[str, None] = {}
         self._refused: dict[str, None] = {}
-        # Parents from which every possible architecture was grown, and children by parent.
-        self._exhausted: set[str] = set()
+        # Each I_max with which every possible architecture was grown, and children, by parent.
+        self._exhausted: dict[str, set[int]] = {}
         self._children: Counter[str] = Counter()
         self._rejections: Counter[str] = Counter()
         self._failed: dict[str, None] = {}
@@ -285,7 +285,7 @@ class SearchState:
         alive = (RUNNING, WAITING, FINISHED)
         self._children[parent] += (facts.status in alive) - (before in alive)
         if facts.kinds.get(facts.growth.attempt) == EXHAUSTED:
-            self._exhausted.add(parent)
+            self._exhausted.setdefault(parent, set()).add(facts.growth.i_max)
 
     def _status(self, facts: GrowthFacts) -> str:
         if facts.quarantined is not None:

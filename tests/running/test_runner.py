@@ -67,13 +67,17 @@ def test_a_search_ends_as_configured_and_its_journal_replays(tmp_path: Path) -> 
     assert replayed.state() == search.state()
 
 
+@pytest.mark.parametrize(("i_max", "models"), [(2, 7), ({"low": 1, "high": 2}, 11)])
 def test_a_search_of_a_small_space_ends_when_every_architecture_is_trained_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], i_max: int | dict[str, int], models: int
 ) -> None:
     path = write_config(tmp_path, models=12)
     document = yaml.safe_load(path.read_text())
     document["searchSpace"] |= {"stages": 1, "ops": ["identity", "avg_pool_3x3"]}
-    document["tuner"]["classArgs"] |= {"i_max": 2, "limits": {"max_models": 12, "max_growths": 1}}
+    document["tuner"]["classArgs"] |= {
+        "i_max": i_max,
+        "limits": {"max_models": 12, "max_growths": 1},
+    }
     path.write_text(yaml.safe_dump(document))
     assert main(["search", str(path)]) == 0
     text = capsys.readouterr()
@@ -87,8 +91,8 @@ def test_a_search_of_a_small_space_ends_when_every_architecture_is_trained_once(
     trained = {
         architecture(Genotype.from_dict(gallery.load_documents(id)["genotype"])) for id in ids
     }
-    # Two shortcuts of (two inputs x two operations), and the seed.
-    assert len(trained) == len(ids) == 7
+    # The seed, and two shortcuts (or one, with the range) of two inputs x two operations.
+    assert len(trained) == len(ids) == models
     assert main(["search", str(path), "--resume", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith(f"The search is done: {why}.\n")
 

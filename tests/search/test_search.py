@@ -795,6 +795,35 @@ def test_a_parent_whose_growth_finds_nothing_new_is_not_grown_again() -> None:
     assert search.dropped() == {growth.id: "nothing new"}
 
 
+class Twos:
+    """A chooser of I_max from 1 to 3 that always prefers 2."""
+
+    i_max_range = range(1, 4)
+
+    def __call__(self, number: int) -> tuple[float, int]:
+        return 0.1, 2
+
+
+def test_a_parent_is_grown_with_each_i_max_of_a_range_that_finds_something_new() -> None:
+    search = Search(SearchSettings(), Twos())
+    seed = ask_growth(search)
+    search.tell(Outcome(seed.id, 0.5, 100, 10, metrics={CHOICES: 1}))
+    search.tell(Outcome(ask_growth(search).id, 0.6, 200, 20))  # not on the hull
+    chosen = []
+    while isinstance(growth := search.ask(), Growth):
+        chosen.append(growth.i_max)
+        assert search.fail(growth.id, "nothing new", kind=EXHAUSTED)
+    assert chosen == [2, 1, 3]
+    assert growth == Done(EXHAUSTION)
+
+
+def test_a_chooser_of_unknown_range_ends_with_the_first_growth_without_anything_new() -> None:
+    search = Search(SearchSettings(), lambda number: (0.1, 2))
+    finish(search, ask_growth(search))
+    assert search.fail(ask_growth(search).id, "nothing new", kind=EXHAUSTED)
+    assert search.ask() == Done(EXHAUSTION)
+
+
 def test_a_rejected_growth_is_no_failure_and_closes_its_parent_when_repeated() -> None:
     events: list[Event] = []
     search = Search(
