@@ -15,6 +15,7 @@ from nni_petridish.core.held_out import Losses, Products, alpha_tables_of, held_
 from nni_petridish.core.line_search import line_score
 from nni_petridish.core.pursuit import METHODS, explained, selection_order
 from nni_petridish.core.readout import READOUT_SCORES, readouts
+from nni_petridish.core.untrained import consensus_score, prior_score
 from nni_petridish.errors import ConfigError
 
 Scores = Mapping[str, Sequence[float]]
@@ -96,6 +97,8 @@ SCORES: dict[str, Score] = {
     "gain": gain_score,
     "random": random_score,
     "line": line_score,
+    "prior": prior_score,
+    "consensus": consensus_score,
     **{name: _readout_score(name) for name in READOUT_SCORES},
     **{method: _pursuit_score(method) for method in METHODS},
 }

@@ -21,10 +21,11 @@ from nni_petridish.core.genotype import Genotype
 from nni_petridish.core.grow import alpha_tables, attach_candidates, finalize_candidates
 from nni_petridish.core.halving import halving_period, ranked_last
 from nni_petridish.core.held_out import alpha_tables_of
-from nni_petridish.core.l1 import LINE, L1Schedule
+from nni_petridish.core.l1 import LINE, OF_CHILDREN, L1Schedule
 from nni_petridish.core.select import Scores, score_named
 from nni_petridish.core.selection import count_selections
 from nni_petridish.core.shortcut_count import count_shortcuts
+from nni_petridish.core.untrained import first_inputs
 from nni_petridish.core.weak_learner import WeakLearner, halve_candidates, train_every
 from nni_petridish.errors import GalleryError, Interrupted, RejectedError
 from nni_petridish.gallery.gallery import Gallery
@@ -139,6 +140,8 @@ class _Work:
         net = self.task.build(self.task.seed())
         if self.plan.eta_fade:
             check_fading(net)
+        if self.plan.score in OF_CHILDREN:
+            first_inputs(net, self.task.validation_losses)  # raises if it can have no such score
         if self.plan.seed_epochs:
             self._train(net, "seed", self.plan.seed_epochs)
         return net, {}

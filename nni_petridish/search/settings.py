@@ -8,7 +8,13 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from nni_petridish.core.l1 import L1_SCHEDULES, LINE, SCORES, WEAK_LEARNING
+from nni_petridish.core.l1 import (
+    L1_SCHEDULES,
+    LINE,
+    SCORES,
+    WEAK_LEARNING,
+    WITHOUT_WEAK_LEARNING,
+)
 from nni_petridish.errors import ConfigError, show
 from nni_petridish.search.complexity import COMPLEXITIES, MULTIPLY_ADDS
 from nni_petridish.search.constraints import LARGEST, Count, OneOf, Share, allows, check_fields
@@ -165,8 +171,8 @@ class GrowthSettings:
     weak_learning
         ``"isolated"`` or ``"joint"``.
     score
-        The number by which candidates are selected: ``"alpha"`` (|α|, the paper's), ``"random"``,
-        which needs no weak learning, or another of `nni_petridish.core.select`.
+        The number by which candidates are selected: ``"alpha"`` (|α|, the paper's), ``"random"``
+        or ``"prior"``, which need no weak learning, or another of `nni_petridish.core.select`.
     complexity
         The quantity beside the error that the hull is made of: ``"multiply_adds"`` (the paper's),
         ``"parameters"``, or ``"latency"``, measured on the machine of the growth.
@@ -252,9 +258,11 @@ class GrowthSettings:
                     raise ConfigError(f"{name} must be {usual} in joint weak learning.")
         if self.grow == WIDTH and self.weak_epochs:
             raise ConfigError(f"weak_epochs must be 0 if grow is width but got {self.weak_epochs}.")
-        if self.grow == SHORTCUTS and self.weak_epochs == 0 and self.score != "random":
-            raise ConfigError("weak_epochs must be at least 1 unless score is random but got 0.")
-        if self.score not in ("alpha", "random") and self.weak_learning != "isolated":
+        needs_weak_learning = self.grow == SHORTCUTS and self.score not in WITHOUT_WEAK_LEARNING
+        if needs_weak_learning and self.weak_epochs == 0:
+            names = " or ".join(WITHOUT_WEAK_LEARNING)
+            raise ConfigError(f"weak_epochs must be at least 1 unless score is {names} but got 0.")
+        if self.score not in ("alpha", *WITHOUT_WEAK_LEARNING) and self.weak_learning != "isolated":
             raise ConfigError(
                 f"weak_learning must be isolated for score {self.score} but got"
                 f" {self.weak_learning!r}."

@@ -9,6 +9,7 @@ import torch
 
 from nni_petridish import Genotype
 from nni_petridish.core import attach_candidates, l1, select, sites
+from nni_petridish.core.alpha_table import largest_first
 from nni_petridish.errors import (
     ConfigError,
     DamagedModelError,
@@ -207,12 +208,33 @@ def test_random_growth_needs_no_weak_learning_and_repeats_itself(tmp_path: Path)
     assert other != documents["genotype"]
 
 
+def test_growths_by_what_children_promise(tmp_path: Path) -> None:
+    task = digits_task()
+    plan = GrowthSettings(seed_epochs=1, weak_epochs=0, final_epochs=1, score="prior")
+    galleries = [new_gallery(tmp_path / name) for name in "ab"]
+    for gallery in galleries:
+        for growth in (SEED, CHILD):
+            run_growth(growth, task, plan, gallery)
+    assert same_models(*galleries, CHILD.id)
+    documents = galleries[0].load_documents(CHILD.id)
+    assert list(documents["history"]) == ["final"]
+    parent = attach_candidates(load_network(task, galleries[0], SEED.id))
+    expected = select.score_named("prior")(parent, task.validation_losses)
+    for key, learners in Genotype.from_dict(documents["genotype"]).cells.items():
+        (table,) = {site.weak_learner.table for site in sites(parent) if site.key == key}
+        best = largest_first(torch.tensor(expected[key]))[: CHILD.i_max]
+        assert list(learners[0]) == [table.shortcuts[i] for i in best]
+    both = replace(plan, weak_epochs=1, score="consensus")
+    outcome = run_growth(replace(CHILD, id="g00002"), task, both, galleries[0])
+    assert list(galleries[0].load_documents(outcome.id)["history"]) == ["weak", "final"]
+
+
 def test_the_score_alpha_is_the_default_and_changes_nothing_on_disk() -> None:
     assert GrowthSettings().score == "alpha" == GrowthSettings(score="alpha").score
     assert "score" not in GrowthSettings().to_dict()
     assert GrowthSettings(score="gain").to_dict()["score"] == "gain"
     assert tuple(select.SCORES) == l1.SCORES
-    with pytest.raises(ConfigError, match="weak_epochs must be at least 1 unless score is random"):
+    with pytest.raises(ConfigError, match="weak_epochs must be at least 1 unless score is"):
         GrowthSettings(weak_epochs=0)
     with pytest.raises(ConfigError, match="weak_learning must be isolated for score gain"):
         GrowthSettings(score="gain", weak_learning="joint")

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from nni_petridish import attach_candidates, sites
+from nni_petridish.core import zero_cost
 from nni_petridish.core.select import gain_score
 from nni_petridish.errors import ConfigError, Interrupted
-from nni_petridish.studies.judge import zero_cost
 from nni_petridish.studies.judge.cli import _run_scores
 from nni_petridish.studies.judge.judgement import Judgement
 from nni_petridish.studies.judge.report import write_scores_report

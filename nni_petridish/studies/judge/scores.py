@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from nni_petridish.core import zero_cost
 from nni_petridish.core.consensus import consensus, pooled
 from nni_petridish.core.grow import sites
 from nni_petridish.core.held_out import Losses, Products, held_out_products
@@ -20,7 +21,6 @@ from nni_petridish.core.line_search import line_score
 from nni_petridish.core.modes import evaluation_mode
 from nni_petridish.core.readout import READOUT_SCORES, Readout, readouts
 from nni_petridish.core.select import alpha_score
-from nni_petridish.studies.judge import zero_cost
 from nni_petridish.studies.judge.tables import Row
 
 KeyScores = dict[str, list[float]]

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nni_petridish.kernels.switch import plain_ops
 
 _WEIGHTED = (nn.Conv2d, nn.Linear)
+_RECTIFIERS = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
 
 
 def snip(net: nn.Module, images: Tensor, labels: Tensor) -> float:
@@ -62,7 +64,7 @@ def synflow(net: nn.Module, images: Tensor, labels: Tensor) -> float:
     return result
 
 
-def jacov(net: nn.Module, images: Tensor, labels: Tensor) -> float:
+def jacov(net: nn.Module, images: Tensor, labels: Tensor | None = None) -> float:
     """Return how little the input gradients of different images are correlated."""
     inputs = images.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(net.train()(inputs).sum(), inputs)
@@ -72,23 +74,35 @@ def jacov(net: nn.Module, images: Tensor, labels: Tensor) -> float:
     return -float((values.log() + 1 / values).sum())
 
 
-def nwot(net: nn.Module, images: Tensor, labels: Tensor) -> float:
+def nwot(net: nn.Module, images: Tensor, labels: Tensor | None = None) -> float:
     """Return log|det K| of the kernel of common ReLU patterns of the images."""
-    n = len(images)
-    kernel = torch.zeros(n, n, dtype=torch.float64)
+    with torch.no_grad(), plain_ops(), _RectifierKernel(len(images)) as observer:
+        net.train()(images)
+    return float(torch.linalg.slogdet(observer.kernel).logabsdet)
 
-    def observe(module: nn.Module, arguments: Any, output: Tensor) -> None:
-        on = (output.detach() > 0).flatten(1).float()
-        kernel.add_((on @ on.T + (1 - on) @ (1 - on).T).double())
 
-    handles = [m.register_forward_hook(observe) for m in net.modules() if isinstance(m, nn.ReLU)]
-    try:
-        with torch.no_grad():
-            net.train()(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return float(torch.linalg.slogdet(kernel).logabsdet)
+class _RectifierKernel(TorchDispatchMode):
+    """Sums, over all ReLUs that run, the number of units in which each two images agree.
+
+    It sees the ops, not the modules: a network may call the function.
+    """
+
+    def __init__(self, images: int) -> None:
+        super().__init__()
+        self.kernel = torch.zeros(images, images, dtype=torch.float64)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in _RECTIFIERS and len(output) == len(self.kernel):
+            on = (output > 0).flatten(1).float()
+            self.kernel.add_((on @ on.T + (1 - on) @ (1 - on).T).double())
+        return output
 
 
 def _weights(net: nn.Module) -> list[Tensor]:
