@@ -129,7 +129,8 @@ def test_failures_leave_no_model(tmp_path: Path) -> None:
     assert gallery.model_ids() == ["g00000"]
 
 
-@pytest.mark.parametrize("mode", ["cell", pytest.param("macro", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["cell", "macro"])
 def test_three_growths_on_digits_improve_the_seed_and_use_earlier_learners(
     tmp_path: Path, mode: str
 ) -> None:
