@@ -9,10 +9,10 @@ search: .venv/installed
 	$(BIN)/nni-petridish run $(CONFIG) --resume
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 3 -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 lint: .venv/installed
 	$(BIN)/ruff check .

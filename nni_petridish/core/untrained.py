@@ -1,4 +1,4 @@
-"""What the architecture of each child promises, whatever its candidate learned.
+"""Promises of the architectures of children, whatever their candidates learned.
 
 A candidate's child is the network with that shortcut and fresh weights. Its zero-cost scores and
 its size take one batch, where weak learning trains all candidates on many. docs/results/judge.md
@@ -34,7 +34,7 @@ Numbers = dict[str, list[float]]
 
 
 class Promise(NamedTuple):
-    """What the architecture of a child promises; each number is the larger the better."""
+    """The promise of the architecture of a child; each number is the larger the better."""
 
     jacov: float
     nwot: float

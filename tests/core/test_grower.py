@@ -267,7 +267,10 @@ def test_any_model_grows_in_a_loop_of_its_own() -> None:
     assert sorted(held(optimizer)) == sorted(id(p) for p in net.parameters())
 
 
-@pytest.mark.parametrize("takes", ["the module inside", "the compiled network"])
+@pytest.mark.parametrize(
+    "takes",
+    [pytest.param("the module inside", marks=pytest.mark.slow), "the compiled network"],
+)
 def test_a_compiled_network_grows(takes: str) -> None:
     torch._dynamo.reset()
     net, images, labels = network()

@@ -18,10 +18,10 @@ TINY = VisionSpace(
 )
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_selections_come_in_the_order_of_their_scores(seed: int) -> None:
     rng = random.Random(seed)
-    counts, kept, pool = {"a": 5, "b": 4, "p": 3, "q": 2, "r": 2}, {"a": 2, "b": 1}, ["p", "q", "r"]
+    counts, kept, pool = {"a": 4, "b": 3, "p": 3, "q": 2, "r": 2}, {"a": 2, "b": 1}, ["p", "q", "r"]
     scores = {key: torch.tensor([rng.random() for _ in range(n)]) for key, n in counts.items()}
     rivals = sorted(pool, key=lambda key: -float(scores[key].max()))[:2]
     tops = {key: scores[key].argsort(descending=True).tolist() for key in counts}
@@ -37,8 +37,8 @@ def test_selections_come_in_the_order_of_their_scores(seed: int) -> None:
         values.append(sum(float(scores[key][i]) for key in found for i in found[key]))
     everything = {
         frozenset({("a", frozenset(a)), ("b", frozenset(b)), *pairs})
-        for a in itertools.combinations(range(5), 2)
-        for b in itertools.combinations(range(4), 1)
+        for a in itertools.combinations(range(4), 2)
+        for b in itertools.combinations(range(3), 1)
         for two in itertools.combinations(pool, 2)
         for pairs in itertools.product(
             *([(key, frozenset([i])) for i in range(counts[key])] for key in two)

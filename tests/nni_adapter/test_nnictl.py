@@ -44,6 +44,7 @@ def wait_for(condition: object, seconds: float) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_nnictl_and_the_process_alone_find_the_same(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

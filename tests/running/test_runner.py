@@ -267,6 +267,7 @@ def kill_and_resume(folder: Path, kills: int, models: int) -> None:
     check_gallery(config, models)
 
 
+@pytest.mark.slow  # tests/contracts/test_kills.py kills every front
 def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, kills=4, models=4)
 

@@ -585,12 +585,9 @@ def command(path: Path) -> list[str]:
     return [sys.executable, "-m", "nni_petridish", "tune", str(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "url",
-    [
-        pytest.param(STORAGES[0], id="sqlite"),
-        pytest.param(STORAGES[1], id="journal", marks=pytest.mark.slow),
-    ],
+    "url", [pytest.param(STORAGES[0], id="sqlite"), pytest.param(STORAGES[1], id="journal")]
 )
 def test_kill_9_of_one_of_two_processes_loses_no_trial_and_repeats_none(
     tmp_path: Path, url: str
