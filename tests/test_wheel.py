@@ -91,9 +91,8 @@ print(*(native_library(dtype)._name for dtype in (torch.float32, torch.float64))
     not sys.platform.startswith("linux") or platform.machine() != "x86_64" or not which("gcc"),
     reason="the kernels of a wheel are built by gcc for Linux on x86-64",
 )
-@pytest.mark.parametrize(
-    "levels", ["x86-64-v2", pytest.param(" ".join(LEVELS), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("levels", ["x86-64-v2", " ".join(LEVELS)])
 def test_a_wheel_with_kernels_needs_no_compiler(levels: str, tmp_path: Path) -> None:
     built = built_wheel(tmp_path, levels)
     assert built.name.endswith("py3-none-linux_x86_64.whl")

@@ -276,8 +276,8 @@ def kill_group(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def test_a_search_killed_20_times_loses_no_model_and_ends_as_configured(gallery: Gallery) -> None:
-    killed_search(gallery, kills=20, models=150)
+def test_a_search_killed_8_times_loses_no_model_and_ends_as_configured(gallery: Gallery) -> None:
+    killed_search(gallery, kills=8, models=60)
 
 
 @pytest.mark.slow
