@@ -5,9 +5,10 @@
 #   docker run --rm petridish make test
 FROM python:3.11-slim-bookworm
 
-# make, and a compiler for the kernels, which are compiled on first use.
+# make, a compiler for the kernels, which are compiled on first use, and ps, by which NNI finds the
+# processes of a trial that it stops.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc libc6-dev make \
+    && apt-get install -y --no-install-recommends gcc libc6-dev make procps \
     && rm -rf /var/lib/apt/lists/*
 
 RUN useradd --create-home petridish

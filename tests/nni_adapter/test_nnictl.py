@@ -13,10 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from nni.tools.nnictl import command_utils
 
 from nni_petridish.__main__ import main
 from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.nni_adapter import nnictl as launch
+from nni_petridish.nni_adapter.compat.nnictl import call
 from nni_petridish.nni_adapter.nnictl import (
     Experiment,
     NniError,
@@ -105,6 +107,16 @@ def test_nnictl_that_cannot_start_says_why(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("platform: local", "platform: moon"))
     with pytest.raises(NniError, match="nnictl create failed"), Experiment(path, free_port()):
         pass
+
+
+def test_processes_are_ended_without_the_program_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_utils, "call", call)
+    monkeypatch.setenv("PATH", "")
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    threading.Thread(target=process.wait).start()  # no zombie is left, which would seem alive
+    command_utils.kill_command(process.pid, timeout=10)
+    assert process.wait(10) == -signal.SIGTERM
+    command_utils.kill_command(process.pid, timeout=10)  # it is gone
 
 
 def test_a_tuner_that_cannot_start_says_why(tmp_path: Path) -> None:
