@@ -17,9 +17,8 @@ def test_every_notebook_is_run() -> None:
     assert {path.name for path in EXAMPLES.glob("*.ipynb")} == set(SHOWN)
 
 
-@pytest.mark.parametrize(
-    "name", ["digits.ipynb", pytest.param("estimator.ipynb", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits.ipynb", "estimator.ipynb"])
 def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     path = EXAMPLES / name
     notebook = nbformat.read(path, as_version=4)
