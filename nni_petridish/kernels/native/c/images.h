@@ -8,6 +8,10 @@ channels that pad the last one are zero. */
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
 /* As wide as a register: gcc keeps wider vectors in memory, which is slower than plain PyTorch. */
 #ifdef __AVX512F__
 #define VECTOR 64
@@ -37,16 +41,59 @@ typedef struct {
     long kernel, stride, dilation;
 } conv;
 
-INLINE vec load(const REAL *from, long lanes) {
+/* A part of a block, the first lanes; the others are zero, and not read or written. A loop over lanes
+takes several times as long as the whole block. */
+#if defined(__AVX512F__)
+INLINE unsigned first_lanes(long lanes) { return (1u << lanes) - 1; }
+
+INLINE vec load_lanes(const REAL *from, long lanes) {
+    if (sizeof(REAL) == 4) return (vec)_mm512_maskz_loadu_ps(first_lanes(lanes), from);
+    return (vec)_mm512_maskz_loadu_pd(first_lanes(lanes), from);
+}
+
+INLINE void store_lanes(REAL *to, vec value, long lanes) {
+    if (sizeof(REAL) == 4) _mm512_mask_storeu_ps(to, first_lanes(lanes), (__m512)value);
+    else _mm512_mask_storeu_pd(to, first_lanes(lanes), (__m512d)value);
+}
+#elif defined(__AVX__)
+INLINE __m256i first_lanes(long lanes) {
+    static const int of_four_bytes[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_loadu_si256((const void *)(of_four_bytes + 8 - lanes * sizeof(REAL) / 4));
+}
+
+INLINE vec load_lanes(const REAL *from, long lanes) {
+    if (sizeof(REAL) == 4)
+        return (vec)_mm256_maskload_ps((const float *)from, first_lanes(lanes));
+    return (vec)_mm256_maskload_pd((const double *)from, first_lanes(lanes));
+}
+
+INLINE void store_lanes(REAL *to, vec value, long lanes) {
+    if (sizeof(REAL) == 4)
+        _mm256_maskstore_ps((float *)to, first_lanes(lanes), (__m256)value);
+    else _mm256_maskstore_pd((double *)to, first_lanes(lanes), (__m256d)value);
+}
+#else
+INLINE vec load_lanes(const REAL *from, long lanes) {
     vec value = {0};
-    if (lanes == LANES) memcpy(&value, from, sizeof value);
-    else for (long lane = 0; lane < lanes; lane++) value[lane] = from[lane];
+    for (long lane = 0; lane < lanes; lane++) value[lane] = from[lane];
+    return value;
+}
+
+INLINE void store_lanes(REAL *to, vec value, long lanes) {
+    for (long lane = 0; lane < lanes; lane++) to[lane] = value[lane];
+}
+#endif
+
+INLINE vec load(const REAL *from, long lanes) {
+    vec value;
+    if (lanes != LANES) return load_lanes(from, lanes);
+    memcpy(&value, from, sizeof value);
     return value;
 }
 
 INLINE void store(REAL *to, vec value, long lanes) {
     if (lanes == LANES) memcpy(to, &value, sizeof value);
-    else for (long lane = 0; lane < lanes; lane++) to[lane] = value[lane];
+    else store_lanes(to, value, lanes);
 }
 
 INLINE vec keep(vec value, mask where) { return (vec)((mask)value & where); }
