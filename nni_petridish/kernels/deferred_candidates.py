@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nni_petridish.kernels.moments import running_buffers
 from nni_petridish.kernels.native.candidates import CandidateCall, Kernel, candidate_gradients
 
 EPS, MOMENTUM = 1e-5, 0.1
 """Settings of the batch norms of all candidates."""
-_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class DeferredCandidate(NamedTuple):
@@ -111,19 +111,11 @@ def running_statistics(norms: Iterable[nn.BatchNorm2d], x: Tensor) -> list[Tenso
     missing, not contiguous, or not of x's channels and type.
     """
     found: list[Tensor] = []
-    channels, dtype = x.shape[1], x.dtype
     for norm in norms:
-        # Faster than attribute access, which searches three dictionaries: this is called often.
-        mean, variance, batches = map(norm._buffers.get, _RUNNING)
-        if mean is None or variance is None or batches is None or not has_default_settings(norm):
+        own = running_buffers(norm, x) if has_default_settings(norm) else None
+        if own is None:
             return None
-        if not (mean.is_contiguous() and variance.is_contiguous()):
-            return None
-        if not mean.numel() == variance.numel() == channels:
-            return None
-        if not (mean.dtype is variance.dtype is dtype and batches.dtype is torch.int64):
-            return None
-        found += mean, variance, batches
+        found += own
     return found
 
 

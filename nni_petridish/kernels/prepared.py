@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nni_petridish.kernels.batch_norm import normalize
 from nni_petridish.kernels.deferred_candidates import DeferredCandidate, has_default_settings
 from nni_petridish.kernels.evaluation import evaluated, evaluates
 from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
@@ -83,6 +84,14 @@ class EndsInNorm(ABC):
         """Return op(x) in evaluation, computed in one pass; None if not supported."""
         term = self.term(x) if evaluates(x) else None
         return None if term is None else evaluated([term])
+
+
+def plus(op: nn.Module, x: Tensor, added: Tensor) -> Tensor:
+    """Return op(x) + added, added by the pass of the norm at the end of op if supported."""
+    if isinstance(op, EndsInNorm) and op.training and not has_hooks(op):
+        return normalize(op.before_norm(SharedInput(x)), op.last_norm(), added)
+    result: Tensor = op(x) + added
+    return result
 
 
 def evaluated_sum(ops: Sequence[nn.Module], x: Tensor) -> Tensor | None:

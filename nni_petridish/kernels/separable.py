@@ -24,12 +24,11 @@ from nni_petridish.kernels.late_gradient import BeforeNorm, LateGradient
 from nni_petridish.kernels.moments import (
     has_batch_statistics,
     has_hooks,
-    input_gradient_coefficients,
-    norm_as_affine,
-    update_running_statistics,
+    running_buffers,
 )
-from nni_petridish.kernels.native.calls import Combination, Unit, native_trains
+from nni_petridish.kernels.native.calls import Unit, native_trains
 from nni_petridish.kernels.native.candidates import Kernel
+from nni_petridish.kernels.native.norms import Norm, Running
 from nni_petridish.kernels.once import once_differentiable
 from nni_petridish.kernels.pointwise import is_pointwise
 
@@ -78,6 +77,8 @@ def _parameters(units: Sequence[UnitModules], x: Tensor) -> list[Tensor] | None:
         if norm is not None:
             if not (norm.affine and has_batch_statistics(norm)):
                 return None
+            if running_buffers(norm, x) is None or norm.weight.dtype is not dtype:
+                return None
             found += norm.weight, norm.bias
             if norm.weight.shape != (channels,) or norm.bias.shape != (channels,):
                 return None
@@ -123,19 +124,18 @@ class _SeparableConvs(torch.autograd.Function):
         *parameters: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         values, statistics = [x], []
-        mean = variance = x.new_empty(0)
+        mean = variance = scale = shift = x.new_empty(0)
         for i, (norm, depthwise, _) in enumerate(units):
-            inv_std = None
+            own, affine = parameters[4 * i : 4 * i + 4], None
             if norm is not None:
-                count = values[i].numel() // values[i].shape[1]
-                update_running_statistics([norm], mean[None], variance[None], count)
-                inv_std = torch.rsqrt(variance + norm.eps)
-            statistics += [mean, inv_std]
-            unit = _unit(depthwise, parameters[4 * i : 4 * i + 4], mean, inv_std)
-            y, mean, variance = unit.forward(values[i])
+                before = _norm(own, mean, variance, norm.eps)
+                affine = scale, shift = before.affine(_running(norm, x), _count(values[i]))
+            statistics += [mean, variance, scale, shift]
+            y, mean, variance = _unit(depthwise, own, affine).forward(values[i])
             values.append(y)
         ctx.save_for_backward(*values, *statistics, *parameters)
         ctx.convs, ctx.late = [unit.depthwise for unit in units], late
+        ctx.eps = [0.0 if unit.norm is None else unit.norm.eps for unit in units]
         ctx.mark_non_differentiable(mean, variance)
         return y, mean, variance
 
@@ -145,24 +145,23 @@ class _SeparableConvs(torch.autograd.Function):
         n, saved = len(ctx.convs), ctx.saved_tensors  # read once: checkpointing recomputes them
         # Hooks on saved tensors may have changed their layout.
         values = [value.contiguous(memory_format=torch.channels_last) for value in saved[: n + 1]]
-        statistics, parameters = saved[n + 1 : 3 * n + 1], saved[3 * n + 1 :]
+        statistics, parameters = saved[n + 1 : 5 * n + 1], saved[5 * n + 1 :]
         of = ctx.late.take(grads[0])
         g: Tensor | None = grads[0].contiguous(memory_format=torch.channels_last)
         found: list[Tensor | None] = []
         for i in reversed(range(n)):
-            x, (mean, inv_std) = values[i], statistics[2 * i : 2 * i + 2]
-            unit = _unit(ctx.convs[i], parameters[4 * i : 4 * i + 4], mean, inv_std)
+            x, own = values[i], parameters[4 * i : 4 * i + 4]
+            mean, variance, *affine = statistics[4 * i : 4 * i + 4]
+            has_norm = own[2] is not None
             assert g is not None
-            gradients = unit.backward(
-                g, values[i + 1], of, x, mean, want_input=i > 0 or ctx.needs_input_grad[0]
+            gradients = _unit(ctx.convs[i], own, tuple(affine) if has_norm else None).backward(
+                *(g, values[i + 1], of, x, mean if has_norm else None),
+                want_input=i > 0 or ctx.needs_input_grad[0],
             )
             g, dgamma, dbeta = gradients.before_relu, None, None
-            if unit.affine is not None:
-                dgamma, dbeta = gradients.products * inv_std, gradients.totals
-                vectors = input_gradient_coefficients(
-                    unit.affine[0], mean, inv_std, dgamma, dbeta, x.numel() // x.shape[1]
-                )
-                of = Combination(*vectors.unbind())
+            if has_norm:
+                norm = _norm(own, mean, variance, ctx.eps[i])
+                dgamma, dbeta, of = norm.gradients(gradients.totals, gradients.products, _count(x))
             found = [gradients.depthwise, gradients.pointwise, dgamma, dbeta, *found]
         return g, None, None, *found
 
@@ -170,15 +169,28 @@ class _SeparableConvs(torch.autograd.Function):
 def _unit(
     conv: DepthwiseConv2d,
     parameters: Sequence[Tensor | None],
-    mean: Tensor,
-    inv_std: Tensor | None,
+    affine: tuple[Tensor, ...] | None,
 ) -> Unit:
-    depthwise, pointwise, gamma, beta = parameters
+    depthwise, pointwise, *_ = parameters
     assert depthwise is not None
     assert pointwise is not None
-    affine = None
-    if inv_std is not None:
-        assert gamma is not None
-        assert beta is not None
-        affine = norm_as_affine(gamma, beta, mean, inv_std)
     return Unit(conv.geometry, depthwise.contiguous(), pointwise.contiguous(), affine)
+
+
+def _norm(parameters: Sequence[Tensor | None], mean: Tensor, variance: Tensor, eps: float) -> Norm:
+    *_, gamma, beta = parameters
+    assert gamma is not None
+    assert beta is not None
+    return Norm(gamma.contiguous(), beta.contiguous(), mean, variance, eps)
+
+
+def _running(norm: nn.BatchNorm2d, x: Tensor) -> Running:
+    buffers = running_buffers(norm, x)
+    assert buffers is not None
+    assert norm.momentum is not None
+    return Running(buffers, norm.momentum)
+
+
+def _count(x: Tensor) -> int:
+    """Return the number of values of a channel."""
+    return x.numel() // x.shape[1]

@@ -18,7 +18,7 @@ from nni_petridish.core.genotype import Shortcut
 from nni_petridish.core.site import Site
 from nni_petridish.errors import ConfigError
 from nni_petridish.kernels.moments import has_hooks
-from nni_petridish.kernels.prepared import evaluated_sum
+from nni_petridish.kernels.prepared import evaluated_sum, plus
 from search_spaces.vision.genotype import VISION_SOURCES, VisionGenotype
 from search_spaces.vision.ops import ConcatProject, DropPath, FactorizedReduce, make_op, project
 from search_spaces.vision.space import TRANSITION, Shape, VisionSpace
@@ -88,7 +88,9 @@ class Cell(Site):
             x_k = evaluated_sum([self.seed, self.skip], prev)
             if x_k is not None:
                 return x_k
-        return self.drop_path(self.seed(prev)) + self.skip(prev)
+        if self.drop_path.drops or has_hooks(self.drop_path):
+            return self.drop_path(self.seed(prev)) + self.skip(prev)
+        return plus(self.seed, prev, self.skip(prev))
 
     def _stride(self, source: str) -> int:
         return 2 if source in self.sources and self.out.level > self.level else 1

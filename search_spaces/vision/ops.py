@@ -361,6 +361,11 @@ class DropPath(nn.Module):
         super().__init__()
         self.keep = 1.0
 
+    @property
+    def drops(self) -> bool:
+        """Whether a branch may be dropped now."""
+        return self.training and self.keep < 1.0
+
     def forward(self, x: Tensor) -> Tensor:
         """Keep each image with probability ``keep`` and scale it by the inverse, or return 0."""
         factors = self.factors(x)
@@ -368,7 +373,7 @@ class DropPath(nn.Module):
 
     def factors(self, x: Tensor) -> Tensor | None:
         """Draw the factor of each image, 1/``keep`` or 0, shape (N, 1, 1, 1); None if all are 1."""
-        if not self.training or self.keep >= 1.0:
+        if not self.drops:
             return None
         mask = torch.empty((x.shape[0], 1, 1, 1), dtype=x.dtype, device=x.device)
         return mask.bernoulli_(self.keep).div_(self.keep)

@@ -80,7 +80,7 @@ class Unit(NamedTuple):
     geometry: Geometry
     depthwise: Tensor
     pointwise: Tensor
-    affine: tuple[Tensor, Tensor] | None
+    affine: tuple[Tensor, ...] | None
     """Scale and shift of the norm; None without a norm."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,8 +88,8 @@ class Unit(NamedTuple):
         y = x.new_empty(x.shape[0], *strided(x, self.geometry.stride), x.shape[1])
         y = y.permute(0, 3, 1, 2)
         mean, variance = x.new_empty(2, x.shape[1]).unbind()
-        unit = self._with(x=x, y=y, mean=mean, variance=variance)
-        check_memory(loaded(x).unit_forward(ctypes.byref(unit), batch_of(x)))
+        call = self._packed(x, (y, mean, variance), (None,) * 10)
+        check_memory(loaded(x).unit_forward(call, batch_of(x)))
         return y, mean, variance
 
     def backward(
@@ -121,23 +121,17 @@ class Unit(NamedTuple):
             torch.empty_like(self.depthwise),
             torch.empty_like(self.pointwise),
         )
-        unit = self._with(
-            **dict(
-                zip(("dx", "totals", "products", "ddepthwise", "dpointwise"), found, strict=True)
-            ),
-            **dict(zip(("of_g", "of_y", "constant"), of, strict=True)),
-            **{"x": x, "y": y, "g": g, "center": mean},
-        )
-        check_memory(loaded(x).unit_backward(ctypes.byref(unit), batch_of(x)))
+        call = self._packed(x, (y, None, None), (g, *of, mean, *found))
+        check_memory(loaded(x).unit_backward(call, batch_of(x)))
         return found
 
-    def _with(self, **tensors: Tensor | None) -> structures.UnitStruct:
+    def _packed(
+        self, x: Tensor, outputs: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+    ) -> bytes:
         """Return the C structure of the unit with its inputs and outputs."""
         scale, shift = self.affine or (None, None)
-        own = {"depthwise": self.depthwise, "pointwise": self.pointwise}
-        return structures.UnitStruct(
-            *self.geometry, **addresses(**tensors, **own, scale=scale, shift=shift)
-        )
+        inputs = x, scale, shift, self.depthwise, self.pointwise
+        return structures.UNIT.pack(*self.geometry, *pointers(*inputs, *outputs, *gradients), 0, 0)
 
 
 class UnitGradients(NamedTuple):
@@ -167,8 +161,8 @@ class Projection(NamedTuple):
         outputs, parts = self._outputs(x), len(self.weights)
         y = x.new_empty(x.shape[0], *strided(x, parts), outputs).permute(0, 3, 1, 2)
         mean, variance = x.new_empty(2, outputs).unbind()
-        call = self._with(outputs, x=x, y=y, mean=mean, variance=variance)
-        check_memory(loaded(x).projection_forward(ctypes.byref(call), batch_of(x)))
+        call = self._packed(x, outputs, (y, mean, variance), (None,) * 7)
+        check_memory(loaded(x).projection_forward(call, batch_of(x)))
         return y, mean, variance
 
     def backward(
@@ -181,10 +175,9 @@ class Projection(NamedTuple):
         _check_shapes(g, y)
         dx = torch.empty_like(x) if want_input else None
         gradients = [torch.empty_like(weight) for weight in self.weights]
-        places = dict(zip(("of_g", "of_y", "constant"), of, strict=True))
-        places |= dict(zip(("deven", "dodd"), gradients, strict=False))
-        call = self._with(self._outputs(x), x=x, y=y, g=g, dx=dx, **places)
-        check_memory(loaded(x).projection_backward(ctypes.byref(call), batch_of(x)))
+        found = g, *of, dx, *_two(gradients)
+        call = self._packed(x, self._outputs(x), (y, None, None), found)
+        check_memory(loaded(x).projection_backward(call, batch_of(x)))
         return dx, gradients
 
     def _outputs(self, x: Tensor) -> int:
@@ -195,12 +188,21 @@ class Projection(NamedTuple):
             raise ValueError(f"a projection of two parts cannot have {widths} outputs.")
         return sum(widths)
 
-    def _with(self, outputs: int, **tensors: Tensor | None) -> structures.ProjectionStruct:
+    def _packed(
+        self,
+        x: Tensor,
+        channels: int,
+        outputs: Sequence[Tensor | None],
+        gradients: Sequence[Tensor | None],
+    ) -> bytes:
         """Return the C structure of the projection with its inputs and outputs."""
-        weights = dict(zip(("even", "odd"), self.weights, strict=False))
-        return structures.ProjectionStruct(
-            len(self.weights), outputs, **addresses(**weights, **tensors)
-        )
+        places = pointers(x, *_two(self.weights), *outputs, *gradients)
+        return structures.PROJECTION.pack(len(self.weights), channels, *places, 0, 0, 0)
+
+
+def _two(tensors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    """Return one or two tensors as two."""
+    return tensors[0], tensors[1] if len(tensors) > 1 else None
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,6 +251,14 @@ def addresses(**tensors: Tensor | None) -> dict[str, Any]:
     return {
         name: ctypes.c_void_p(None if t is None else t.data_ptr()) for name, t in tensors.items()
     }
+
+
+def pointers(*tensors: Tensor | None) -> list[int]:
+    """Return the addresses of tensors of one type, 0 for None; the caller ensures their layout."""
+    dtype = next(tensor.dtype for tensor in tensors if tensor is not None)
+    if any(t is not None and (t.dtype is not dtype or not t.is_cpu) for t in tensors):
+        raise TypeError(ONE_TYPE)
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def batch_of(x: Tensor) -> structures.BatchStruct:

@@ -23,16 +23,6 @@ class BatchStruct(ctypes.Structure):
     _fields_ = _fields("images height width channels parts threads", "")
 
 
-class UnitStruct(ctypes.Structure):
-    """Norm, ReLU, depthwise and pointwise conv: ``unit`` of unit.h."""
-
-    _fields_ = [
-        *_fields("kernel stride dilation", "x scale shift depthwise pointwise y mean variance"),
-        *_fields("", "g of_g of_y constant center dx totals products ddepthwise dpointwise"),
-        *_fields("adds", "kept"),
-    ]
-
-
 class PoolStruct(ctypes.Structure):
     """A pooling: ``pool`` of pool.h."""
 
@@ -40,15 +30,6 @@ class PoolStruct(ctypes.Structure):
         *_fields("kind stride", "x y mean variance g totals products dx"),
         ("adds", ctypes.c_long),
     ]
-
-
-class ProjectionStruct(ctypes.Structure):
-    """ReLU and 1x1 convs: ``projection`` of projection.h."""
-
-    _fields_ = _fields(
-        "parts outputs",
-        "x even odd y mean variance g of_g of_y constant dx deven dodd",
-    ) + _fields("adds", "totals products")
 
 
 class CellSizeStruct(ctypes.Structure):
@@ -78,6 +59,12 @@ class CandidateNodeStruct(ctypes.Structure):
     ]
 
 
+UNIT = struct.Struct("3l 8P 10P lP")
+"""The fields of ``unit`` of unit.h in order."""
+
+PROJECTION = struct.Struct("2l 13P l 2P")
+"""The fields of ``projection`` of projection.h in order."""
+
 CANDIDATE = struct.Struct("6l 2P 3l 3l4P 3l4P 7P 7P 2d")
 """The fields of ``candidate`` of native.c in order; the last is the gradient of α."""
 
@@ -87,6 +74,9 @@ SHORTCUT = struct.Struct("7P 4P 4P")
 MERGE = struct.Struct("l 3P 7P 2P P 3P 2P 2P")
 """The fields of ``merge`` of merge.h in order."""
 
+LAYER_NORM = struct.Struct("7P 2P l 2P 2P 3P")
+"""The fields of ``layer_norm`` of norm.h in order."""
+
 TERM = struct.Struct("2l 3l3l 3l P2P P2P 4Pd4Pd")
 """The fields of ``term`` of folding.h in order."""
 
@@ -95,12 +85,13 @@ SUM_OF_TERMS = struct.Struct("l P P 4Pd 2P 2P")
 
 SIZES = {
     "batch": ctypes.sizeof(BatchStruct),
-    "unit": ctypes.sizeof(UnitStruct),
+    "unit": UNIT.size,
     "pool": ctypes.sizeof(PoolStruct),
-    "projection": ctypes.sizeof(ProjectionStruct),
+    "projection": PROJECTION.size,
     "candidate": CANDIDATE.size,
     "shortcut": SHORTCUT.size,
     "merge": MERGE.size,
+    "layer_norm": LAYER_NORM.size,
     "term": TERM.size,
     "sum_of_terms": SUM_OF_TERMS.size,
     "cell": ctypes.sizeof(CellStruct),

@@ -39,7 +39,7 @@ const long size_of_projection = sizeof(projection), size_of_candidate = sizeof(c
 const long size_of_merge = sizeof(merge), size_of_shortcut = sizeof(shortcut);
 const long size_of_cell = sizeof(cell), size_of_cell_size = sizeof(cell_size);
 const long size_of_candidate_node = sizeof(candidate_node), size_of_term = sizeof(term);
-const long size_of_sum_of_terms = sizeof(sum_of_terms);
+const long size_of_sum_of_terms = sizeof(sum_of_terms), size_of_layer_norm = sizeof(layer_norm);
 
 /* The vectors over channels that a chain of units needs. */
 enum { TOTALS, PRODUCTS, OF_G, OF_X, CONSTANT, SCALE, SHIFT, MOMENTS, VECTORS = MOMENTS + 4 };
