@@ -42,6 +42,9 @@ _KEPT = 100
 """Number of measurements that are remembered."""
 _STEPS = 3
 """Number of training steps that are timed, after one that warms up."""
+_CHEAP = 1.5
+"""Time of a step with twice the channels, as a multiple, below which a wider seed is advised: its
+multiply-adds are about four times as many."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,15 @@ class Cost:
         Steps of an epoch.
     bytes
         Peak memory of the process, or of the GPU.
+    wider
+        Seconds of a training step of a seed with twice the channels; None if there is none.
     """
 
     plain: float
     weak: float
     steps: int
     bytes: int
+    wider: float | None = None
 
 
 def describe_size(config: SearchConfig) -> str:
@@ -100,6 +106,23 @@ def describe_cost(config: SearchConfig, anew: bool = False) -> str:
     return (
         f"On this machine, one worker alone: the seed takes about {duration(seed)}, its first"
         f" growth {duration(growth)} (larger models longer), {cost.bytes / 2**30:.1f} GiB."
+        f"{advise_on_width(cost)}"
+    )
+
+
+def advise_on_width(cost: Cost) -> str:
+    """Return a line that advises a wider seed where width costs little time, else nothing.
+
+    Small networks spend a step in overhead, so a narrow seed saves nothing while it is trained, and
+    what growing adds is measured against a wider network for the same time.
+    """
+    if cost.wider is None or cost.wider >= _CHEAP * cost.plain:
+        return ""
+    ratio = cost.wider / cost.plain
+    takes = f"{ratio:.1f} times as long" if ratio >= 1.05 else "no longer"
+    return (
+        f"\nA seed twice as wide takes {takes}, for about four times the multiply-adds: consider"
+        " starting wider."
     )
 
 
@@ -117,7 +140,19 @@ def measure_cost(config: SearchConfig) -> Cost:
     net = task.build(task.seed())
     plain = step_seconds(task, net, "seed")
     weak = step_seconds(task, attach_candidates(net, config.settings.l1), "weak")
-    return Cost(plain, weak, task.steps(1), _peak_memory(net))
+    peak = _peak_memory(net)
+    return Cost(plain, weak, task.steps(1), peak, _wider_seconds(task))
+
+
+def _wider_seconds(task: Task) -> float | None:
+    """Return the time of a training step of a seed with twice the channels; None without one."""
+    from nni_petridish.tasks.task import require_widening
+
+    try:
+        wider = require_widening(task).widened(task.seed(), 2.0)
+    except ConfigError:
+        return None
+    return step_seconds(task, task.build(wider), "seed")
 
 
 def step_seconds(

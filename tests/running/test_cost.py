@@ -17,7 +17,13 @@ from nni_petridish.errors import ConfigError, Interrupted
 from nni_petridish.kernels.cache import make_cache_folder
 from nni_petridish.registry import kind_of
 from nni_petridish.running.config import SearchConfig
-from nni_petridish.running.cost import Cost, growth_seconds, step_seconds
+from nni_petridish.running.cost import (
+    Cost,
+    advise_on_width,
+    growth_seconds,
+    measure_cost,
+    step_seconds,
+)
 from nni_petridish.search.settings import GrowthSettings
 from nni_petridish.tasks.task import Callbacks, Phase, Record
 from nni_petridish.tasks.vision.retraining import size_of
@@ -63,6 +69,24 @@ def test_a_growth_takes_its_epochs_of_either_kind() -> None:
     plan = GrowthSettings(seed_epochs=2, weak_epochs=5, final_epochs=7)
     cost = Cost(plain=1.0, weak=10.0, steps=3, bytes=0)
     assert growth_seconds(plan, cost) == (3 * 2 * 1.0, 3 * (5 * 10.0 + 7 * 1.0))
+
+
+def test_a_wider_seed_is_advised_where_width_costs_little_time() -> None:
+    def advice(wider: float | None) -> str:
+        return advise_on_width(Cost(plain=2.0, weak=10.0, steps=3, bytes=0, wider=wider))
+
+    assert "takes 1.3 times as long, for about four times" in advice(2.6)
+    assert "takes no longer, for about four times" in advice(1.9)
+    assert advice(3.0) == advice(8.0) == advice(None) == ""
+
+
+def test_only_seeds_that_can_become_wider_are_timed_at_twice_the_width(tmp_path: Path) -> None:
+    config = SearchConfig.from_yaml(write_config(tmp_path, models=2))
+    cost = measure_cost(config)
+    assert cost.wider is not None
+    assert cost.wider > 0
+    config = SearchConfig.from_yaml(ROOT / "configs" / "petridish_rnn.yml")
+    assert measure_cost(config).wider is None
 
 
 def test_check_prints_size_time_and_memory(
