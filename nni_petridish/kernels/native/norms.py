@@ -119,10 +119,10 @@ class Norm(NamedTuple):
     ) -> bytes:
         """Return the C structure."""
         mean, variance, batches = running or _NONE[:3]
-        known = (self.gamma, self.beta, dgamma, dbeta, mean, variance, self.mean, self.variance)
-        own = pointers(*known, *vectors)
-        counter = 0 if batches is None else batches.data_ptr()
-        return LAYER_NORM.pack(*own[:6], counter, *own[6:8], count, *own[8:])
+        parameters = self.gamma, self.beta, dgamma, dbeta, mean, variance
+        places = pointers(*parameters, self.mean, self.variance, *vectors)
+        counter = 0 if batches is None else batches.data_ptr()  # of another type than the others
+        return LAYER_NORM.pack(*places[:6], counter, *places[6:8], count, *places[8:])
 
     def _check(self, *images: Tensor) -> None:
         """Raise an error if a shape does not fit: the kernels would read beyond the end."""
