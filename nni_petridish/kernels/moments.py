@@ -138,14 +138,6 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def norm_as_affine(
-    gamma: Tensor, beta: Tensor, mean: Tensor, inv_std: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return scale and shift such that γ·x̂ + β = scale·x + shift."""
-    scale = gamma * inv_std
-    return scale, torch.addcmul(beta, scale, mean, value=-1)
-
-
 def widened(vectors: Tensor, per_row: int) -> Tensor:
     """Repeat vectors over channels, the last dimension, for each pixel of a row."""
     shape = (*vectors.shape[:-1], per_row, vectors.shape[-1])

@@ -28,7 +28,7 @@ from nni_petridish.kernels.moments import (
 )
 from nni_petridish.kernels.native.calls import Unit, native_trains
 from nni_petridish.kernels.native.candidates import Kernel
-from nni_petridish.kernels.native.norms import Norm, Running
+from nni_petridish.kernels.native.norms import Norm, Running, count_of
 from nni_petridish.kernels.once import once_differentiable
 from nni_petridish.kernels.pointwise import is_pointwise
 
@@ -129,7 +129,7 @@ class _SeparableConvs(torch.autograd.Function):
             own, affine = parameters[4 * i : 4 * i + 4], None
             if norm is not None:
                 before = _norm(own, mean, variance, norm.eps)
-                affine = scale, shift = before.affine(_running(norm, x), _count(values[i]))
+                affine = scale, shift = before.affine(_running(norm, x), count_of(values[i]))
             statistics += [mean, variance, scale, shift]
             y, mean, variance = _unit(depthwise, own, affine).forward(values[i])
             values.append(y)
@@ -151,17 +151,19 @@ class _SeparableConvs(torch.autograd.Function):
         found: list[Tensor | None] = []
         for i in reversed(range(n)):
             x, own = values[i], parameters[4 * i : 4 * i + 4]
-            mean, variance, *affine = statistics[4 * i : 4 * i + 4]
+            mean, variance, scale, shift = statistics[4 * i : 4 * i + 4]
             has_norm = own[2] is not None
             assert g is not None
-            gradients = _unit(ctx.convs[i], own, tuple(affine) if has_norm else None).backward(
+            gradients = _unit(ctx.convs[i], own, (scale, shift) if has_norm else None).backward(
                 *(g, values[i + 1], of, x, mean if has_norm else None),
                 want_input=i > 0 or ctx.needs_input_grad[0],
             )
             g, dgamma, dbeta = gradients.before_relu, None, None
             if has_norm:
                 norm = _norm(own, mean, variance, ctx.eps[i])
-                dgamma, dbeta, of = norm.gradients(gradients.totals, gradients.products, _count(x))
+                dgamma, dbeta, of = norm.gradients(
+                    gradients.totals, gradients.products, count_of(x)
+                )
             found = [gradients.depthwise, gradients.pointwise, dgamma, dbeta, *found]
         return g, None, None, *found
 
@@ -169,7 +171,7 @@ class _SeparableConvs(torch.autograd.Function):
 def _unit(
     conv: DepthwiseConv2d,
     parameters: Sequence[Tensor | None],
-    affine: tuple[Tensor, ...] | None,
+    affine: tuple[Tensor, Tensor] | None,
 ) -> Unit:
     depthwise, pointwise, *_ = parameters
     assert depthwise is not None
@@ -189,8 +191,3 @@ def _running(norm: nn.BatchNorm2d, x: Tensor) -> Running:
     assert buffers is not None
     assert norm.momentum is not None
     return Running(buffers, norm.momentum)
-
-
-def _count(x: Tensor) -> int:
-    """Return the number of values of a channel."""
-    return x.numel() // x.shape[1]

@@ -80,7 +80,7 @@ class Unit(NamedTuple):
     geometry: Geometry
     depthwise: Tensor
     pointwise: Tensor
-    affine: tuple[Tensor, ...] | None
+    affine: tuple[Tensor, Tensor] | None
     """Scale and shift of the norm; None without a norm."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -70,7 +70,7 @@ class Norm(NamedTuple):
         y = torch.empty_like(x)
         self._check(x, *(() if added is None else (added,)))
         vectors = self._vectors(2)  # kept until the call is over
-        call = self._packed(_count(x), running.statistics, (*vectors, *_NONE[:5]))
+        call = self._packed(count_of(x), running.statistics, (*vectors, *_NONE[:5]))
         images = map(ctypes.c_void_p, pointers(y, x, added))
         doubles = _doubles(self.eps, running.momentum)
         loaded(x).normalize(call, *images, batch_of(x), *doubles)
@@ -80,7 +80,7 @@ class Norm(NamedTuple):
         """Return the gradients, given that of the output and the input, in channels_last."""
         self._check(x, g)
         totals, products = self._vectors(2)  # kept until the call is over
-        found, call = self._gradients(_count(x), totals, products)
+        found, call = self._gradients(count_of(x), totals, products)
         images = map(ctypes.c_void_p, pointers(g, x))
         eps = ctypes.c_double(self.eps)
         check_memory(loaded(x).norm_image_gradients(call, *images, batch_of(x), eps))
@@ -135,7 +135,7 @@ class Norm(NamedTuple):
             raise ValueError(f"a norm does not fit {like.shape[1]} channels.")
 
 
-def _count(x: Tensor) -> int:
+def count_of(x: Tensor) -> int:
     """Return the number of values of a channel."""
     return x.numel() // x.shape[1]
 
