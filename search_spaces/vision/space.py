@@ -45,7 +45,8 @@ class VisionSpace:
     Parameters
     ----------
     image_shape
-        (channels, height, width); height and width at least 8.
+        (channels, height, width); height and width at least 8, or a height of 1: a signal, which has
+        one stage.
     num_classes
         The number of classes.
     cells_per_stage
@@ -96,8 +97,9 @@ class VisionSpace:
         size, halvings = min(self.image_shape[1:]), self.shapes()[-1].level
         if 2**halvings > size:
             stem = " behind an imagenet stem" if self.stem == "imagenet" else ""
+            height, width = self.image_shape[1:]
             raise ConfigError(
-                f"stages must halve a {size}x{size} image at most {size.bit_length() - 1} times"
+                f"stages must halve a {height}x{width} image at most {size.bit_length() - 1} times"
                 f" but got {self.stages} stages{stem}."
             )
 
@@ -252,8 +254,13 @@ class VisionSpace:
 
 def _check_image_shape(shape: Sequence[int]) -> None:
     whole = all(isinstance(n, int) and not isinstance(n, bool) for n in shape)
-    if len(shape) != 3 or not whole or shape[0] < 1 or min(shape[1:]) < MIN_IMAGE_SIZE:
+    if len(shape) != 3 or not whole or shape[0] < 1 or not _is_image(*shape[1:]):
         raise ConfigError(
             "image_shape must be (channels, height, width), at least"
-            f" (1, {MIN_IMAGE_SIZE}, {MIN_IMAGE_SIZE}), but got {tuple(shape)!r}."
+            f" (1, {MIN_IMAGE_SIZE}, {MIN_IMAGE_SIZE}), or (1, 1, {MIN_IMAGE_SIZE}) for a signal,"
+            f" but got {tuple(shape)!r}."
         )
+
+
+def _is_image(height: int, width: int) -> bool:
+    return width >= MIN_IMAGE_SIZE and (height >= MIN_IMAGE_SIZE or height == 1)

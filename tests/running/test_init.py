@@ -37,13 +37,18 @@ def write_npz(path: Path) -> Path:
     return path
 
 
+def write_signals(path: Path) -> Path:
+    np.savez(path, x=np.zeros((700, 1, 40), np.uint8), y=np.arange(700) % 7)
+    return path
+
+
 def write_csv(path: Path) -> Path:
     rows = [f"{i % 7},{i},{'red' if i % 3 else 'blue'},{i % 2}" for i in range(60)]
     path.write_text("\n".join(["a,b,color,class", *rows]))
     return path
 
 
-@pytest.mark.parametrize("form", ["images", "text", "npz", "csv", "digits", "pydoc"])
+@pytest.mark.parametrize("form", ["images", "text", "npz", "signals", "csv", "digits", "pydoc"])
 def test_init_writes_a_valid_commented_configuration(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +57,7 @@ def test_init_writes_a_valid_commented_configuration(
         "images": lambda: write_images(tmp_path / "mine"),
         "text": lambda: write_text(tmp_path / "mine"),
         "npz": lambda: write_npz(tmp_path / "mine.npz"),
+        "signals": lambda: write_signals(tmp_path / "mine.npz"),
         "csv": lambda: write_csv(tmp_path / "mine.csv"),
     }
     source = made[form]() if form in made else form

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 
 from nni_petridish import Genotype, attach_candidates
 from nni_petridish.errors import ConfigError, GenotypeError, GrowthError
+from nni_petridish.kernels.switch import plain_ops
 from search_spaces import VisionSpace
 from search_spaces.vision.genotype import VisionGenotype
 from search_spaces.vision.ops import DropPath, FactorizedReduce
@@ -40,6 +42,26 @@ def test_any_image_grows(size: tuple[int, int], channels: int) -> None:
     for _ in range(2):
         grow(net, images, labels)
     assert net(images).shape == (3, NUM_CLASSES)
+
+
+@pytest.mark.parametrize("mode", ["cell", "macro"])
+def test_a_signal_grows_with_the_numbers_of_plain_modules(mode: str) -> None:
+    space = VisionSpace((2, 1, 40), NUM_CLASSES, cells_per_stage=2, filters=4, stages=1, mode=mode)
+    torch.manual_seed(0)
+    net = space.build(space.seed())
+    images, labels = batch(space, 6)
+    for _ in range(2):
+        grow(net, images, labels)
+    attach_candidates(net)
+    gradients = []
+    for kernels in (contextlib.nullcontext(), plain_ops()):
+        with kernels:
+            net.zero_grad()
+            F.cross_entropy(net(images), labels).backward()
+        gradients.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > 40
+    for fast, plain in zip(*gradients, strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["cell", "macro"])
@@ -131,6 +153,9 @@ def test_networks_compute_in_channels_last_even_from_one_channel() -> None:
     ("arguments", "problem"),
     [
         ({"image_shape": (1, 7, 8)}, "image_shape must be"),
+        ({"image_shape": (1, 8, 1)}, "image_shape must be"),
+        ({"image_shape": (1, 1, 7)}, "or (1, 1, 8) for a signal, but got (1, 1, 7)"),
+        ({"image_shape": (1, 1, 40)}, "stages must halve a 1x40 image at most 0 times"),
         ({"image_shape": (8, 8)}, "image_shape must be"),
         ({"image_shape": (0, 8, 8)}, "image_shape must be"),
         ({"image_shape": (1, 8.5, 8)}, "image_shape must be"),

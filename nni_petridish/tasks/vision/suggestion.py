@@ -46,7 +46,7 @@ def suggest_for_images(source: str, root: str | None) -> Suggestion | None:
         "mode": "cell",
         "cells_per_stage": 1,
         "filters": 8 if side < 24 else 16,
-        "stages": min(3, side.bit_length() - 1),
+        "stages": max(1, min(3, side.bit_length() - 1)),
         "stem": "imagenet" if side >= 128 else "plain",
     }
     multiply_adds, _ = seed_size(VisionSpace(*described, **space))
@@ -81,6 +81,8 @@ def _recipe(name: str, side: int, images: int) -> dict[str, Any]:
         recipe |= {"schedule": "cosine", "weight_decay": 0.0003, "label_smoothing": 0.0}
     elif side <= 16 and name != "digits":
         recipe["cutout"] = 0
+    if side == 1:  # a signal
+        recipe["crop_padding"] = 0
     return recipe
 
 
