@@ -20,6 +20,7 @@ from nni_petridish.errors import (
     RejectedError,
     needing,
 )
+from nni_petridish.nni_adapter.warm.client import run_warm
 from nni_petridish.running.process import keep_freed_memory, set_threads
 from nni_petridish.search.records import Growth, Outcome
 
@@ -107,7 +108,9 @@ def main() -> int:
 
 def run() -> NoReturn:
     """Run one trial and end the process with its exit code."""
-    code = main()
+    code = run_warm()
+    if code is None:
+        code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     # NNI's channel thread may wait for a manager that is gone.

@@ -29,6 +29,7 @@ from nni_petridish.gallery.gallery import Gallery
 from nni_petridish.nni_adapter.compat.plain_json import read_plain_json
 from nni_petridish.nni_adapter.manager import end_experiment, from_nni_space, show_space
 from nni_petridish.nni_adapter.trial import parameters_of
+from nni_petridish.nni_adapter.warm.server import Server
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.coordinator import Coordinator
 from nni_petridish.running.patience import Outage
@@ -53,6 +54,7 @@ class PetridishTuner(Tuner):
         self._class_args = class_args
         self._experiment = experiment_parameters()
         self._coordinator: Coordinator | None = None
+        self._server: Server | None = None
         self._resumed = False
         self._waiting: deque[int] = deque()
         self._handed_out: dict[int, Growth] = {}
@@ -125,6 +127,8 @@ class PetridishTuner(Tuner):
         gallery = self._config.open_gallery()
         self._watch = HeartbeatWatch(gallery)
         self._coordinator = self._claim(gallery)
+        if "NNI_LOG_DIRECTORY" in os.environ:  # EXPERIMENT/log
+            self._server = Server(Path(os.environ["NNI_LOG_DIRECTORY"]).parent)
         if retries:
             self._coordinator.retry_failed()
         if self._resumed:

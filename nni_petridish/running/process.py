@@ -93,7 +93,7 @@ def set_threads(concurrency: int) -> int:
     threads = min(threads, _number("OMP_NUM_THREADS", threads))
     for name in _VARIABLES:
         os.environ[name] = str(threads)
-    _let_waiting_threads_sleep()
+    let_waiting_threads_sleep()
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
         threads = min(threads, torch.get_num_threads())
@@ -101,7 +101,7 @@ def set_threads(concurrency: int) -> int:
     return threads
 
 
-def _let_waiting_threads_sleep() -> None:
+def let_waiting_threads_sleep() -> None:
     """Make idle OpenMP threads sleep instead of spin, so that they do not starve other processes.
 
     GNU's OpenMP, PyTorch's on Linux, first spins for about the time that Python needs between two

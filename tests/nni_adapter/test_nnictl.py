@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from nni.tools.nnictl import command_utils
 
 from nni_petridish.__main__ import main
@@ -27,6 +28,7 @@ from nni_petridish.nni_adapter.nnictl import (
     free_port,
     nnictl,
 )
+from nni_petridish.nni_adapter.warm import link
 from nni_petridish.running.config import SearchConfig
 from nni_petridish.running.runner import run_search
 from nni_petridish.search.search import Search
@@ -72,6 +74,23 @@ def test_nnictl_and_the_process_alone_find_the_same(
     assert "Web UI" not in again
     assert "The search is done: max_models=3 is reached." in again
     assert str(config.gallery / "report.html") in again
+
+
+def test_the_trials_of_a_search_import_torch_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = chaos.write_config(tmp_path, 2, concurrency=1)
+    document = yaml.safe_load(path.read_text())
+    document["trialCommand"] = "python -X importtime -m nni_petridish.trial"
+    path.write_text(yaml.safe_dump(document))
+    assert main(["run", str(path)]) == 0
+    experiment = capfd.readouterr().out.split("(experiment ")[1].split(")")[0]
+    folder = Path.home() / "nni-experiments" / experiment
+    logs = [file.read_text() for file in folder.rglob("trial.stderr")]
+    assert len(logs) == 2
+    assert all("nni_petridish.nni_adapter.warm.client" in log for log in logs)
+    assert not any("torch.nn" in log for log in logs)
+    assert not (folder / link.FILE).exists()  # the process that has imported it has ended
 
 
 def test_a_gallery_in_use_is_refused_at_once(
