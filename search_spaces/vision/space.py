@@ -45,8 +45,8 @@ class VisionSpace:
     Parameters
     ----------
     image_shape
-        (channels, height, width); height and width at least 8, or a height of 1: a signal, which has
-        one stage.
+        (channels, height, width); height and width at least 8, or a height of 1: a signal, which
+        has one stage.
     num_classes
         The number of classes.
     cells_per_stage
