@@ -418,7 +418,14 @@ def test_pilot_seeds_do_not_count_but_say_what_can_be_seen(
     assert rows["random"]["detectable, p < 0.05"] == f"{detectable(spread, 3):.2f}"
     page = to_markdown(found, tried)
     assert "What 3 seeds can show" in page
+    assert "From the spread of the pilot's seeds" in page
     assert "| petridish | 3 |" in page
+    without = Findings.of(other.change(folder=str(tmp_path / "none"), pilot=True))
+    own = to_markdown(found, without)
+    differences = [found.values(name, "final") for name in ("random", "petridish")]
+    spread = np.std([differences[0][seed] - differences[1][seed] for seed in (0, 1, 2)], ddof=1)
+    assert "since no pilot was run" in own
+    assert f"| random | 3 | {spread:.2f} | {detectable(spread, 3):.2f} |" in own
 
 
 def test_a_failed_reference_ends_the_comparison(tmp_path: Path) -> None:

@@ -77,17 +77,17 @@ def view_rows(found: Findings) -> list[Row]:
     return rows
 
 
-def power_rows(pilot: Findings, n: int) -> list[Row]:
-    """Return one row per method: the differences that n seeds can show, by the pilot."""
+def power_rows(spread: Findings, n: int) -> list[Row]:
+    """Return one row per method: the differences that n seeds can show, by the spread of others."""
     return [
         {
             "method": method,
-            "pilot seeds": str(len(pilot.results[method])),
+            "seeds": str(len(spread.results[method])),
             "standard deviation of the difference": f"{deviation:.2f}",
             "detectable, p < 0.05": f"{alone:.2f}",
             "detectable after Holm's correction": f"{strict:.2f}",
         }
-        for method, (deviation, alone, strict) in pilot.power(primary(pilot), n).items()
+        for method, (deviation, alone, strict) in spread.power(primary(spread), n).items()
     ]
 
 
@@ -99,7 +99,7 @@ def to_page(found: Findings, pilot: Findings, form: Format, heading: str) -> str
     found
         The results.
     pilot
-        Those of the pilot, which may have none.
+        Those of the pilot, which may have none: then the results tell their own power.
     form
         Makes a table of rows.
     heading
@@ -120,10 +120,13 @@ def to_page(found: Findings, pilot: Findings, form: Format, heading: str) -> str
     rows = crossover_rows(found)
     if rows:
         parts += [f"{heading}Crossover", CROSSOVER, form(rows)]
-    rows = [] if found.comparison.is_pilot else power_rows(pilot, section.repeats)
-    if rows:
-        title = f"What {seeds} seeds can show in the {_title(found, primary(found))}"
-        parts += [f"{heading}{title}", _POWER, form(rows)]
+    if not found.comparison.is_pilot:
+        by_pilot = power_rows(pilot, section.repeats)
+        rows = by_pilot or power_rows(found, section.repeats)
+        if rows:
+            title = f"What {seeds} seeds can show in the {_title(found, primary(found))}"
+            source = _FROM_PILOT if by_pilot else _FROM_RESULTS
+            parts += [f"{heading}{title}", f"{source} {_POWER}", form(rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -170,10 +173,9 @@ def legend(found: Findings) -> str:
     )
 
 
-_POWER = (
-    "From the spread of the pilot's seeds, which are not among those that count: the smallest"
-    " difference that a paired t test finds with probability 0.8."
-)
+_FROM_PILOT = "From the spread of the pilot's seeds, which are not among those that count:"
+_FROM_RESULTS = "From the spread of these seeds themselves, since no pilot was run:"
+_POWER = "the smallest difference that a paired t test finds with probability 0.8."
 
 
 def _title(found: Findings, quantity: str) -> str:
