@@ -72,9 +72,9 @@ def fashion_mnist(root: str) -> tuple[Array, Array]:
 
 def mnist_1d() -> tuple[Array, Array]:
     """Return MNIST-1D, which its package generates."""
-    from mnist1d.data import get_dataset_args, make_dataset  # type: ignore[import-not-found]
+    from mnist_1d import make
 
-    made = make_dataset(get_dataset_args())
+    made = make()
     return made["x"], made["y"]
 
 
