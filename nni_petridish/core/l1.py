@@ -16,6 +16,7 @@ SCORES = (
     "line",
     "prior",
     "consensus",
+    "standout",
     "residual_gain",
     "mixture_gain",
     "residual_mixture_gain",
@@ -27,7 +28,7 @@ SCORES = (
 """Names of the scores in `nni_petridish.core.select`, for modules that do not import torch."""
 WITHOUT_WEAK_LEARNING = ("random", "prior")
 """Scores that need no weak learning."""
-OF_CHILDREN = ("prior", "consensus")
+OF_CHILDREN = ("prior", "consensus", "standout")
 """Scores of the architectures of children, see `nni_petridish.core.untrained`."""
 L1_SCHEDULES = ("constant", "linear", "cosine")
 """Schedules of λ over weak learning: the paper's, and two ramps (its future work, B.6)."""

@@ -15,6 +15,7 @@ from nni_petridish.core.held_out import Losses, Products, alpha_tables_of, held_
 from nni_petridish.core.line_search import line_score
 from nni_petridish.core.pursuit import METHODS, explained, selection_order
 from nni_petridish.core.readout import READOUT_SCORES, readouts
+from nni_petridish.core.standout import standout_score
 from nni_petridish.core.untrained import consensus_score, prior_score
 from nni_petridish.errors import ConfigError
 
@@ -99,6 +100,7 @@ SCORES: dict[str, Score] = {
     "line": line_score,
     "prior": prior_score,
     "consensus": consensus_score,
+    "standout": standout_score,
     **{name: _readout_score(name) for name in READOUT_SCORES},
     **{method: _pursuit_score(method) for method in METHODS},
 }

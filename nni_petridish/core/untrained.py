@@ -141,7 +141,7 @@ def first_inputs(net: nn.Module, losses: Losses) -> Tensor:
     inputs = values[0] if len(values) == 1 else None
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise GrowthError(
-            "the scores prior and consensus need a network of one input, and no text:"
+            "the scores prior, consensus and standout need a network of one input, and no text:"
             " choose another score."
         )
     return inputs[:_IMAGES].detach()

@@ -134,5 +134,5 @@ def test_texts_are_refused_in_one_line() -> None:
         logits, _ = net(torch.zeros(3, 2, dtype=torch.long))
         yield logits.sum()
 
-    with pytest.raises(GrowthError, match=r"^the scores prior and consensus need [^\n]*$"):
+    with pytest.raises(GrowthError, match=r"^the scores prior, [^\n]* standout need [^\n]*$"):
         score_named("prior")(net, losses)
