@@ -16,7 +16,7 @@ from nni_petridish.core.held_out import Losses, alpha_tables_of
 from nni_petridish.core.untrained import Numbers, consensus_score
 
 RATIO = 1.5
-"""How many times the |α| of the pack a candidate needs to stand out."""
+"""The least |α| that stands out, as a multiple of that of the pack."""
 PACK = 3
 """The place whose |α| is that of the pack: at most two stand out."""
 
