@@ -140,6 +140,25 @@ def test_sigterm_reaches_the_process_that_works(experiment):
     wait_for(lambda: not psutil.pid_exists(pid))
 
 
+def test_sigterm_is_handed_on_even_if_it_came_before_the_process(experiment):
+    module = """
+import time
+from pathlib import Path
+
+folder = Path(__file__).parent
+(folder / "importing").touch()
+while not (folder / "go").exists():
+    time.sleep(0.01)
+"""
+    (experiment / "no_such_module.py").write_text(module)  # there is one now, and it takes time
+    trial = start(experiment, "wait")
+    wait_for((experiment / "importing").exists)
+    trial.terminate()
+    (experiment / "go").touch()
+    trial.communicate(timeout=SECONDS)
+    assert trial.returncode in (128 + signal.SIGKILL, 143)  # before or after it has its handler
+
+
 def handles_sigterm(pid):
     (caught,) = [
         line.split()[1]

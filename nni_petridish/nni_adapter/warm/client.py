@@ -22,6 +22,7 @@ from nni_petridish.nni_adapter.warm.link import (
 _PATIENCE = 30.0
 """Seconds in which a server has imported what it forks."""
 _KILLED = 128 + signal.SIGKILL
+_HANDED_ON = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_warm() -> int | None:
@@ -32,12 +33,17 @@ def run_warm() -> int | None:
     int or None
         Its exit code; None if there is no server that takes it, so that nothing has happened.
     """
-    connection = _connect()
-    if connection is None:
-        return None
-    with connection:
-        for number in (signal.SIGTERM, signal.SIGINT):
+    # Held back until they can be handed on: the other process may be at work already.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
+    try:
+        connection = _connect()
+        if connection is None:
+            return None
+        for number in _HANDED_ON:
             signal.signal(number, _hand_on_to(connection))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDED_ON)
+    with connection:
         connection.settimeout(None)
         try:
             code = connection.recv(1)

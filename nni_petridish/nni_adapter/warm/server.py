@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE = 5.0
 """Seconds in which a trial that has connected sends its request."""
 _FAILED = 1
+_UNHEARD = ".bind"  # as long as the suffix of the socket, whose path may be as long as possible
 NEEDED = (
     "torch",
     "torch._dynamo",  # the first optimizer of a process imports it
@@ -99,15 +100,17 @@ def serve(
         Names of the modules that are imported when the first trial asks.
     """
     setting = own_setting()  # imports may set environment variables
-    path.unlink(missing_ok=True)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         selectors.DefaultSelector() as ready,
     ):
+        own = path.with_suffix(_UNHEARD)
+        own.unlink(missing_ok=True)
         mask = os.umask(0o177)
-        listener.bind(str(path))
+        listener.bind(str(own))
         os.umask(mask)
         listener.listen()
+        own.rename(path)  # who finds it is heard
         ready.register(listener, selectors.EVENT_READ)
         ready.register(lifeline, selectors.EVENT_READ)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked processes
