@@ -1,4 +1,4 @@
-"""Images that a random network has labeled: a task where a known kind of capacity is what lacks.
+"""Images that a random network has labeled: a task where a known kind of capacity is missing.
 
 The teacher is the seed of the vision space, one cell at one resolution, after two growths: a max
 pooling of its input, and a max pooling of that one. Its weights are random, and η = 10 makes the
