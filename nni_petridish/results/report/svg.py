@@ -40,6 +40,7 @@ STYLE = (
     "svg .box { fill: var(--ground); stroke-width: 1.5 }\n"
     "svg .edge { fill: none; stroke-width: 1.5; opacity: .75 }\n"
     "svg .curve { fill: none; stroke-width: 2; stroke-linejoin: round }\n"
+    "svg .again { stroke-dasharray: 5 3 }\n"
     "svg .plain-s { stroke: var(--soft) } svg .plain-f { fill: var(--soft) }\n"
     "svg .muted-f { fill: var(--faint) }\n"
     + "\n".join(

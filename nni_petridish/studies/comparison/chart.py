@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from nni_petridish.results.report import svg
 from nni_petridish.studies.comparison import measures
-from nni_petridish.studies.comparison.curves import Frame, draw_curves
+from nni_petridish.studies.comparison.curves import Frame, draw_curves, style_of
 from nni_petridish.studies.comparison.findings import QUANTITIES, Findings, primary
 
 _WIDTH, _LEFT, _RIGHT, _LINE = 760.0, 130.0, 20.0, 24.0
@@ -69,7 +69,7 @@ def _errors(found: Findings, methods: Sequence[str], top: float) -> list[str]:
         parts.append(svg.text(_LEFT - 12, y + 4, method, "", "end"))
         if of:
             mean = place(statistics.fmean(of.values()))
-            parts.append(svg.line(mean, y - 8, mean, y + 8, f"curve s{hue}"))
+            parts.append(svg.line(mean, y - 8, mean, y + 8, style_of(i)))
         parts += [
             svg.dot(place(value), y, 3.5, f"f{hue}", f"{method}, seed {seed}: {value:.2f}")
             for seed, value in of.items()

@@ -17,7 +17,7 @@ from nni_petridish.studies.comparison.crossover import (
     curves,
     families,
 )
-from nni_petridish.studies.comparison.curves import Frame, draw_curves
+from nni_petridish.studies.comparison.curves import Frame, draw_curves, style_of
 from nni_petridish.studies.comparison.findings import Findings
 
 CROSSOVER = (
@@ -62,7 +62,7 @@ def draw_crossover(found: Findings) -> str:
     for i, name in enumerate(means):
         y = frame.bottom + _FOOT + i * _LINE
         parts += [
-            svg.line(_LEFT, y - 4, _LEFT + 18, y - 4, f"curve s{i % svg.HUES}"),
+            svg.line(_LEFT, y - 4, _LEFT + 18, y - 4, style_of(i)),
             svg.text(_LEFT + 26, y, name),
         ]
     height = frame.bottom + _FOOT + _LINE * len(means)

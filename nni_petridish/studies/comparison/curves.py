@@ -1,4 +1,7 @@
-"""Any-time curves as a part of a picture: errors over shares of the budget."""
+"""Any-time curves as a part of a picture: errors over shares of the budget.
+
+The axis of errors is logarithmic where they span a decade, as those of trained and untrained do.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nni_petridish.results.report import svg
+from nni_petridish.results.report.axes import Axis
 from nni_petridish.studies.comparison.findings import Findings
 
 
@@ -58,25 +62,35 @@ def draw_curves(
         The text of a share below the axis, and the name of the axis.
     """
     seen = [error for points in curves.values() for share, error in points if share >= shown_from]
-    ticks = svg.ticks(min(seen, default=0.0), max(seen, default=1.0))
+    scale = Axis.covering(seen or [0.0, 1.0])
+    lowest, highest = scale.ticks[0], scale.ticks[-1]
 
     def place(share: float, error: float) -> tuple[float, float]:
-        part = (min(error, ticks[-1]) - ticks[0]) / (ticks[-1] - ticks[0])
+        part = scale.share(min(max(error, lowest), highest))
         return frame.left + share * (frame.right - frame.left), frame.bottom - part * frame.height
 
     title = f"lowest validation {found.measure.name} so far{found.measure.unit}, mean of the seeds"
     parts = [svg.text(8, frame.top - 14, title, "bold")]
-    for tick in ticks:
+    for tick in scale.ticks:
         _, y = place(0, tick)
         parts += [
             svg.line(frame.left, y, frame.right, y, "axis"),
             svg.text(frame.left - 8, y + 4, f"{tick:g}", "soft", "end"),
         ]
     for share in (0, 0.25, 0.5, 0.75, 1):
-        x, _ = place(share, ticks[0])
+        x, _ = place(share, lowest)
         parts.append(svg.text(x, frame.bottom + 16, label(share), "soft", "middle"))
     middle = (frame.left + frame.right) / 2
     parts.append(svg.text(middle, frame.bottom + 34, axis, "soft", "middle"))
     for i, points in enumerate(curves.values()):
-        parts.append(svg.polyline([place(*point) for point in points], f"curve s{i % svg.HUES}"))
+        parts.append(svg.polyline([place(*point) for point in points], style_of(i)))
     return parts
+
+
+def style_of(place: int) -> str:
+    """Return the CSS classes of the method at a place: a hue that comes again is dashed.
+
+    >>> style_of(1), style_of(1 + svg.HUES)
+    ('curve s1', 'curve s1 again')
+    """
+    return f"curve s{place % svg.HUES}" + (" again" if place >= svg.HUES else "")
