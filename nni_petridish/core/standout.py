@@ -3,7 +3,7 @@
 α gathers the correlation of a candidate with the gradient. Where the network lacks what one
 candidate provides, that α leaves the others far behind. Where it does not, identities and poolings
 of the same layer lead together: they repeat what the layer has, and so each other, and need no
-training, so that a short weak learning favors them. docs/results/growth.md has the evidence.
+training, so that a short weak learning favors them. docs/results/growth.md has what was measured.
 """
 
 from __future__ import annotations
