@@ -1,6 +1,6 @@
 """Any-time curves as a part of a picture: errors over shares of the budget.
 
-The axis of errors is logarithmic where they span a decade, as those of trained and untrained do.
+The axis of errors is logarithmic where they differ much, as those of trained and untrained do.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nni_petridish.results.report import svg
-from nni_petridish.results.report.axes import Axis
+from nni_petridish.results.report.axes import Axis, log_ticks
 from nni_petridish.studies.comparison.findings import Findings
+
+_MUCH = 3.0
+"""Ratio of the largest to the lowest error from which their axis is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def draw_curves(
         The text of a share below the axis, and the name of the axis.
     """
     seen = [error for points in curves.values() for share, error in points if share >= shown_from]
-    scale = Axis.covering(seen or [0.0, 1.0])
+    scale = _axis(seen or [0.0, 1.0])
     lowest, highest = scale.ticks[0], scale.ticks[-1]
 
     def place(share: float, error: float) -> tuple[float, float]:
@@ -85,6 +88,14 @@ def draw_curves(
     for i, points in enumerate(curves.values()):
         parts.append(svg.polyline([place(*point) for point in points], style_of(i)))
     return parts
+
+
+def _axis(errors: Sequence[float]) -> Axis:
+    """Return an axis for errors; a linear one would flatten the low curves beside a high one."""
+    low, high = min(errors), max(errors)
+    if low > 0 and high >= _MUCH * low:
+        return Axis(log_ticks(low, high), is_log=True)
+    return Axis.covering(errors)
 
 
 def style_of(place: int) -> str:
