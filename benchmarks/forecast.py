@@ -55,7 +55,7 @@ class Trial(NamedTuple):
     error: float
     """Its standard error."""
     came: float
-    """What training on for that time brought."""
+    """The loss after training on for that time."""
     grown: float
     """The loss of the grown network, after the same time."""
     said_to_pay: bool
@@ -67,7 +67,7 @@ class Trial(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        """What came, in standard errors from the forecast."""
+        """The distance of that loss from its forecast, in standard errors."""
         return (self.came - self.forecast) / self.error
 
 
