@@ -164,6 +164,19 @@ def read_mapping(place: str, value: object) -> dict[str, Any]:
     return dict(cast(Mapping[str, Any], value))
 
 
+def read_changes(place: str, value: object) -> dict[str, Any]:
+    """Return a copy of a mapping by names of settings; raise a ConfigError if one is not text.
+
+    >>> read_changes("set", {"recipe.lr": 0.1})
+    {'recipe.lr': 0.1}
+    """
+    changes = read_mapping(place, value)
+    for name in changes:
+        if not allows(str, name):
+            raise ConfigError(f"{place} must have names of settings but got {show(name)}.")
+    return changes
+
+
 def refuse_unknown(found: Mapping[str, Any], known: Sequence[str], place: str) -> None:
     """Raise a ConfigError in one line if a mapping has a key that is not known."""
     for key, value in found.items():

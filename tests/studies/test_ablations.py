@@ -88,6 +88,14 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"tables": {"x": {"variants": {"a": {"lambda": 1}, "b": {}}}}},
         "tables.x.variants.a: tuner.classArgs.lambda is not a known key",
     ),
+    "a number as a name": (
+        {"tables": {"x": {"variants": {"a": {0: 0}, "b": {}}}}},
+        "tables.x.variants.a must have names of settings but got 0",
+    ),
+    "a number as a common name": (
+        {"tables": {"x": {"set": {0: 0}, "variants": {"a": {}, "b": {}}}}},
+        "tables.x.set must have names of settings but got 0",
+    ),
     "bad value": (
         {"tables": {"x": {"variants": {"a": {"searchSpace.mode": "cells"}, "b": {}}}}},
         "tables.x.variants.a: searchSpace.mode must be one of cell, macro but got 'cells'",

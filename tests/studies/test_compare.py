@@ -76,6 +76,14 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"methods": {"a": {}, "b": {"set": {"lambda": 1}}}},
         "methods.b: tuner.classArgs.lambda is not a known key",
     ),
+    "a number as a name": (
+        {"methods": {"a": {}, "b": {"set": {0: 0}}}},
+        "methods.b.set must have names of settings but got 0",
+    ),
+    "a number as an option": (
+        {"methods": {"a": {}, "b": {"kind": "tpe", "options": {0: 0}}}},
+        "methods.b.options must have names of settings but got 0",
+    ),
     "the seed": (
         {"methods": {"a": {}, "b": {"set": {"seed": 1}}}},
         "methods.b: seed cannot be changed by a method",

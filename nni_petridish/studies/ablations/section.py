@@ -21,6 +21,7 @@ from nni_petridish.search.constraints import (
     OneOf,
     check_fields,
     prefix,
+    read_changes,
     read_mapping,
     refuse_unknown,
 )
@@ -101,12 +102,12 @@ class Table:
         place = f"tables.{name}"
         keys = read_mapping(place, given)
         refuse_unknown(keys, ("set", "variants"), place)
-        common = read_mapping(f"{place}.set", keys.get("set") or {})
+        common = read_changes(f"{place}.set", keys.get("set") or {})
         listed = read_mapping(f"{place}.variants", keys.get("variants"))
         if len(listed) < 2:
             raise ConfigError(f"{place}.variants must have at least 2 but got {len(listed)}.")
         own = {
-            str(variant): read_mapping(f"{place}.variants.{variant}", changes or {})
+            str(variant): read_changes(f"{place}.variants.{variant}", changes or {})
             for variant, changes in listed.items()
         }
         default = next((variant for variant, changes in own.items() if not changes), None)

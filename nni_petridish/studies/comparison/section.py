@@ -19,6 +19,7 @@ from nni_petridish.search.constraints import (
     OneOf,
     check_fields,
     prefix,
+    read_changes,
     read_mapping,
     refuse_unknown,
 )
@@ -60,6 +61,8 @@ class MethodSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("set", "options"):
+            read_changes(name, getattr(self, name))
         if self.options and self.kind not in (*NNI_STRATEGIES, DARTS):
             raise ConfigError(f"options are for strategies of NNI but the kind is {self.kind}.")
 
