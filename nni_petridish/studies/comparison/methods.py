@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     from nni_petridish.core.genotype import Genotype
 
-_TIMED_STEPS = 20
+_TIMED_STEPS = 150
+"""Steps that are timed, an epoch at most: enough that a short disturbance moves no median."""
 _BEST = "best.safetensors"
 _SUPERNET = "supernet"
 _SEED_MODEL = growth_id(0)
@@ -166,13 +167,12 @@ def train_on(given: Assignment) -> SavedModel:
     assert given.reference is not None
     assert given.run.reference is not None
     seed = given.reference["models"][0]
-    config, trace = given.run.config, given.trace
+    trace = given.trace
     if not trace.models:
         trace.spend("seed", seed["operations"], seed["seconds"])
         trace.find(seed["id"], seed["error"], seed["multiply_adds"])
     net = load_network(given.task, Gallery(given.run.reference.folder / GALLERY), _SEED_MODEL)
-    cost = Spent(seed["seconds"], seed["operations"]).of(given.run.budget)
-    _train_for_all(given, given.task, net, cost / config.plan.seed_epochs)
+    _train_for_all(given, given.task, net)
     return given.best()
 
 
@@ -194,25 +194,18 @@ def widen(given: Assignment) -> SavedModel:
     task = TracedTask(wider.load_task(), given.trace)  # type: ignore[arg-type]
     torch.manual_seed(given.run.seed)
     net = task.build(task.seed())
-    _train_for_all(given, task, net, None)
+    _train_for_all(given, task, net)
     return given.best()
 
 
-def _train_for_all(given: Assignment, task: TracedTask, net: nn.Module, cost: float | None) -> None:
-    """Train one network for all compute that is left, and save it.
-
-    Parameters
-    ----------
-    given, task, net
-        The network and its task.
-    cost
-        Compute of an epoch; None to measure it.
-    """
+def _train_for_all(given: Assignment, task: TracedTask, net: nn.Module) -> None:
+    """Train one network for all compute that is left, and save it."""
     trace, genotype = given.trace, task.seed()
     if "epochs" not in trace.facts:
-        if cost is None:
-            cost = _epoch_cost(given, task)
-        trace.remember(epochs=max(1, round(given.left() / cost)))
+        trace.spend("building", 0)
+        left, cost = given.left(), _epoch_cost(given, task)
+        trace.skip()  # measuring plans the training and is no part of it
+        trace.remember(epochs=max(1, round(left / cost)))
     multiply_adds, parameters = task.size(net)
     known = sum("epoch" in model for model in trace.models)
 
@@ -235,10 +228,11 @@ def _epoch_cost(given: Assignment, task: TracedTask) -> float:
     net = task.build(task.seed())
     if given.run.budget != "processor_time":
         return float(task.task.operations(net, 1))
-    steps = task.steps(1) * step_seconds(task.task, net, "seed", _TIMED_STEPS, given.clock)
+    steps = task.steps(1)
+    step = step_seconds(task.task, net, "seed", min(steps, _TIMED_STEPS), given.clock)
     began = given.clock()
     task.evaluate(net)
-    return steps + given.clock() - began
+    return steps * step + given.clock() - began
 
 
 def sample(given: Assignment) -> SavedModel:

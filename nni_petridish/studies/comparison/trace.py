@@ -1,7 +1,7 @@
 """The trace of a run: what it spent, and the models it found, epoch by epoch on the disk.
 
 A run that was killed goes on from its trace. All compute counts: weak learning, supernets, failed
-trials, measuring. An epoch that is repeated after an interruption counts once.
+trials. An epoch that is repeated after an interruption counts once.
 """
 
 from __future__ import annotations
@@ -85,6 +85,10 @@ class Trace:
         model = {"id": id, "error": error, "multiply_adds": multiply_adds, **facts}
         spent = {"seconds": self._seconds, "operations": self._operations}
         self._write({"event": _MODEL, **model, **spent})
+
+    def skip(self) -> None:
+        """Forget the seconds since the last record."""
+        self._mark = self._clock()
 
     def restart(self) -> None:
         """Forget everything: an interrupted supernet is trained anew, and counts once."""
