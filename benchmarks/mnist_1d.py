@@ -23,9 +23,10 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=40, metavar="N", help="samples of a signal")
     parser.add_argument("--training", type=int, default=4000, metavar="N", help="training signals")
     parser.add_argument("--test", type=int, default=1000, metavar="N", help="test signals")
+    parser.add_argument("--seed", type=int, default=42, metavar="N", help="of all signals")
     asked = parser.parse_args()
 
-    made = make(asked.length, asked.training, asked.test)
+    made = make(asked.length, asked.training, asked.test, asked.seed)
     asked.file.parent.mkdir(parents=True, exist_ok=True)
     np.savez(
         asked.file,
@@ -36,11 +37,14 @@ def main() -> None:
     )
 
 
-def make(length: int = 40, training: int = 4000, test: int = 1000) -> dict[str, Array]:
+def make(
+    length: int = 40, training: int = 4000, test: int = 1000, seed: int = 42
+) -> dict[str, Array]:
     """Return x, y, x_test and y_test."""
     from mnist1d.data import get_dataset_args, make_dataset
 
     settings = get_dataset_args()
+    settings.seed = seed
     settings.final_seq_length = length
     settings.num_samples = training + test
     settings.train_split = training / settings.num_samples
