@@ -15,6 +15,7 @@ SCORES = (
     "random",
     "line",
     "prior",
+    "depth",
     "consensus",
     "standout",
     "residual_gain",
@@ -26,9 +27,9 @@ SCORES = (
     "lasso",
 )
 """Names of the scores in `nni_petridish.core.select`, for modules that do not import torch."""
-WITHOUT_WEAK_LEARNING = ("random", "prior")
+WITHOUT_WEAK_LEARNING = ("random", "prior", "depth")
 """Scores that need no weak learning."""
-OF_CHILDREN = ("prior", "consensus", "standout")
+OF_CHILDREN = ("prior", "depth", "consensus", "standout")
 """Scores of the architectures of children, see `nni_petridish.core.untrained`."""
 L1_SCHEDULES = ("constant", "linear", "cosine")
 """Schedules of λ over weak learning: the paper's, and two ramps (its future work, B.6)."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
+from nni_petridish.core.depth import depth_score
 from nni_petridish.core.held_out import Losses, Products, alpha_tables_of, held_out_products
 from nni_petridish.core.line_search import line_score
 from nni_petridish.core.pursuit import METHODS, explained, selection_order
@@ -99,6 +100,7 @@ SCORES: dict[str, Score] = {
     "random": random_score,
     "line": line_score,
     "prior": prior_score,
+    "depth": depth_score,
     "consensus": consensus_score,
     "standout": standout_score,
     **{name: _readout_score(name) for name in READOUT_SCORES},

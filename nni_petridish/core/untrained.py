@@ -84,9 +84,24 @@ def promises(net: nn.Module, losses: Losses) -> dict[str, list[Promise]]:
         }
 
 
-def _promise(net: nn.Module, key: str, place: int, inputs: Tensor) -> Promise:
+def child_with(net: nn.Module, key: str, place: int) -> nn.Module:
+    """Return a copy of a network that selects one candidate.
+
+    Parameters
+    ----------
+    net
+        A network with candidates attached. It does not change.
+    key, place
+        The α table of the candidate, and its place in it. Of each other table the first candidate
+        is selected.
+    """
     child = copy.deepcopy(net)
     finalize_candidates(child, i_max=1, scores=_only(alpha_tables_of(child), key, place))
+    return child
+
+
+def _promise(net: nn.Module, key: str, place: int, inputs: Tensor) -> Promise:
+    child = child_with(net, key, place)
     return Promise(
         jacov(_with_fresh_weights(child), inputs),
         nwot(_with_fresh_weights(child), inputs),
@@ -141,8 +156,8 @@ def first_inputs(net: nn.Module, losses: Losses) -> Tensor:
     inputs = values[0] if len(values) == 1 else None
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise GrowthError(
-            "the scores prior, consensus and standout need a network of one input, and no text:"
-            " choose another score."
+            "the scores prior, depth, consensus and standout need a network of one input, and no"
+            " text: choose another score."
         )
     return inputs[:_IMAGES].detach()
 

@@ -171,8 +171,9 @@ class GrowthSettings:
     weak_learning
         ``"isolated"`` or ``"joint"``.
     score
-        The number by which candidates are selected: ``"alpha"`` (|α|, the paper's), ``"random"``
-        or ``"prior"``, which need no weak learning, or another of `nni_petridish.core.select`.
+        The number by which candidates are selected: ``"alpha"`` (|α|, the paper's), ``"random"``,
+        ``"prior"`` or ``"depth"``, which need no weak learning, or another of
+        `nni_petridish.core.select`.
     complexity
         The quantity beside the error that the hull is made of: ``"multiply_adds"`` (the paper's),
         ``"parameters"``, or ``"latency"``, measured on the machine of the growth.
