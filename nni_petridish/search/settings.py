@@ -298,6 +298,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "score_per": None,
     },
     "fast": {"grow": WIDTH, "widen_by": 2.0, "anneal": 0.25, "weak_epochs": 0},
+    "deep": {"score": "depth", "anneal": 0.34, "weak_epochs": 0},
 }
 """Settings of a growth by name: those that a configuration does not give itself."""
 

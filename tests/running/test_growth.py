@@ -253,6 +253,20 @@ def test_the_preset_of_the_paper_is_the_default_and_changes_nothing_on_disk() ->
     assert GrowthSettings(**changed.to_dict()) == changed
 
 
+def test_the_deep_preset_grows_the_second_growth_on_top_of_the_first(tmp_path: Path) -> None:
+    plan = GrowthSettings(**PRESETS["deep"], seed_epochs=1, final_epochs=1)
+    gallery, task = new_gallery(tmp_path), digits_task()
+    child = replace(CHILD, i_max=2)
+    for growth in (SEED, child, replace(child, id="g00002", parent=child.id)):
+        run_growth(growth, task, plan, gallery)
+    documents = gallery.load_documents("g00002")
+    assert list(documents["history"]) == ["final"]
+    for first, second in Genotype.from_dict(documents["genotype"]).cells.values():
+        ops = {op.rpartition("_")[0] for _, op in (*first, *second)}
+        assert ops == {"sep_conv"}
+        assert {source for source, _ in second} == {"h0"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

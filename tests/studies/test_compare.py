@@ -237,6 +237,15 @@ def test_a_trace_goes_on_where_it_was_left(tmp_path: Path) -> None:
     assert again.spent() == (8.0, 8.0)
 
 
+def test_planning_a_training_is_no_part_of_it(tmp_path: Path) -> None:
+    clock = iter([0.0, 2.0, 30.0, 33.0, 33.0]).__next__
+    trace = Trace(tmp_path, "processor_time", clock)
+    trace.spend("building", 0)
+    trace.skip()
+    trace.spend("final", 7)
+    assert trace.spent() == (5.0, 7.0)
+
+
 @pytest.mark.parametrize(("budget", "room"), [(24.0, False), (26.0, True)])
 def test_a_model_begins_if_half_of_it_fits(tmp_path: Path, budget: float, room: bool) -> None:
     trace = Trace(tmp_path, "multiply_adds", lambda: 0.0)
