@@ -24,7 +24,7 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = (nn.Conv2d(2, 2, 1) for _ in range(2))
+        self.first, self.second, self.third = (nn.Conv2d(2, 2, 1) for _ in range(3))
         self.linear = nn.Linear(2, 3)
 
     def forward(self, x: Tensor) -> Tensor:
